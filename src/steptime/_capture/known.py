@@ -1,8 +1,8 @@
 """Values of the device that follow from what a script itself wrote down: ids, lengths, masks, positions.
 
-Such a tensor keeps its numbers on the CPU beside the storage that has none, and ops on known tensors are computed there as well, views
-and writes included. So a check on an attention mask gets its true answer, and the shape of what a mask picks out is the true one.
-What comes of a model's weights, or is drawn, is not known; nor are large tensors.
+Such a tensor keeps its numbers on the CPU beside the storage that has none, and ops on known tensors are computed there as
+well, views and writes included. So a check on an attention mask gets its true answer, and the shape of what a mask picks out is
+the true one. What comes of a model's weights, or is drawn, is not known; nor are large tensors.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Known:
         if entry is None or entry[0].expired():
             return None
         flat = torch.empty(0, dtype=tensor.dtype)
-        return flat.set_(entry[1], tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload,no-any-return]
+        return flat.set_(entry[1], tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def forget(self, tensor: torch.Tensor) -> None:
         """What is written to a tensor is not known any more."""
@@ -99,9 +99,13 @@ class Known:
         return True
 
     def computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The op on the numbers."""
+        """The op on the numbers. The observer sees nothing of it."""
         given = {key: torch.device("cpu") if key == "device" else _each(value, self._real) for key, value in kwargs.items()}
-        return func(*(_each(value, self._real) for value in args), **given)
+        torch._C._autograd._enable_record_function(False)
+        try:
+            return func(*(_each(value, self._real) for value in args), **given)
+        finally:
+            torch._C._autograd._enable_record_function(True)
 
     def knows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the numbers of all tensors among the arguments are known."""
@@ -115,11 +119,7 @@ class Known:
         """What an op that hands numbers to the host says, if they are known: one value; else nothing."""
         if not self.knows(args, kwargs):
             return ()
-        torch._C._autograd._enable_record_function(False)
-        try:
-            return (self.computed(func, args, kwargs),)
-        finally:
-            torch._C._autograd._enable_record_function(True)
+        return (self.computed(func, args, kwargs),)
 
     def picked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
         """What an op makes whose shape depends on numbers, and whether they were known; else everything is picked."""
@@ -138,13 +138,13 @@ class Known:
 
     def _computable(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
         name = func._schema.name
+        read = {key: value for key, value in kwargs.items() if key != "out"}
         if any(not isinstance(each, torch.Tensor) or not _small(each) for each in _listed(result)):
             return False
         if name in _WRITTEN:
-            return name.removeprefix("aten::") in _ANY_SOURCE or self.knows(args, kwargs)
+            return name.removeprefix("aten::") in _ANY_SOURCE or self.knows(args, read)
         taken = tensors_in((args, kwargs))
         seeded = torch.Tag.nondeterministic_seeded in func.tags
-        read = {key: value for key, value in kwargs.items() if key != "out"}
         return not seeded and any(True for _ in taken) and self.knows(args, read)
 
     def _real(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -195,7 +195,7 @@ def _rows(count: int, *more: int) -> torch.Tensor:
 
 
 def _all_selected(source: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    count = math.prod(torch.broadcast_shapes(source.shape, mask.shape))
+    count = math.prod(torch.broadcast_shapes(source.shape, mask.shape))  # type: ignore[no-untyped-call]
     return torch.empty(count, dtype=source.dtype, device=META)
 
 
@@ -210,6 +210,6 @@ _MOST: dict[str, Callable[..., Any]] = {
     "aten::masked_select": _all_selected,
     "aten::_unique2": _all_unique,
     "aten::unique_consecutive": _all_unique,
-    "aten::bincount": lambda source, _=None, least=0: _rows(max(least, 1)),
+    "aten::bincount": lambda *args: _rows(max((*args[2:], 1))),
     "torchvision::nms": lambda boxes, *_: _rows(boxes.shape[0]),
 }
