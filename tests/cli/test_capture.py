@@ -34,7 +34,7 @@ def needs(batch): ...
 def asks(what): ...
 def without(): ...
 def leaves(): raise SystemExit(3)
-def compiles(): return torch.compile(nn.Linear(4, 4))
+def graphs(): return torch.cuda.CUDAGraph()
 """
 
 
@@ -64,10 +64,10 @@ def test_the_saved_workload_is_the_step(script: Path, target: str, capsys: pytes
     ("arguments", "said"),
     [
         (["script:leaves"], "SystemExit"),
-        (["script:compiles"], "is up to its compiler and is not captured"),
+        (["script:graphs"], "CUDA graphs: what a graph replays is not captured"),
         (["nothing:step"], "nothing: cannot be imported (no module named nothing)"),
         (["fails:step"], "fails: cannot be imported (no module named nothing_like_it)"),
-        (["script:step"], "script has no step; there are asks, compiles, leaves, needs, training_step"),
+        (["script:step"], "script has no step; there are asks, graphs, leaves, needs, training_step"),
         (["script:NUMBER"], "is a int, not a function"),
         (["script"], "names no function"),
         (["missing.py:step"], "missing.py: no such file"),

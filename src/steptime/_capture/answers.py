@@ -115,7 +115,7 @@ def _wrapped(value: Any, argument: Any) -> Any:
     """A number in place of a tensor, which a mode is shown for a tensor that stands for a number, as a tensor again."""
     if isinstance(value, _NUMBERS) and str(argument.type) == "Tensor":
         dtype = torch.get_default_dtype() if isinstance(value, float) else None
-        return torch.tensor(value, dtype=dtype)
+        return torch.tensor(value, dtype=dtype, device=META)
     return value
 
 

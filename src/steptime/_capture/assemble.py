@@ -47,7 +47,7 @@ def assembled(trace: ExecutionTrace, notes: Sequence[Note]) -> ExecutionTrace:
     """The trace of a captured step, as one of a step on a GPU would be."""
     tree = _Tree(trace, notes)
     values = _Values(tree)
-    nodes = tuple(_node(row, values) for row in tree.rows)
+    nodes = tuple(_node(row, values.at(index)) for index, row in enumerate(tree.rows))
     return replace(trace, nodes=nodes, parents=tuple(row.parent for row in tree.rows))
 
 
@@ -135,20 +135,43 @@ class _Values:
     """Arguments with devices and storages as on a GPU."""
 
     def __init__(self, tree: _Tree) -> None:
-        self._storage: dict[int, int] = {}  # of a tensor, by its number
+        self._storage: dict[int, list[tuple[int, int]]] = {}  # of a tensor, by its number: rows from which on it has which
+        self._row = self._last = 0
+        self._ends = list(range(len(tree.rows)))  # per row, the last one inside it
+        for index in range(len(tree.rows) - 1, 0, -1):
+            above = tree.rows[index].parent
+            if above >= 0:
+                self._ends[above] = max(self._ends[above], self._ends[index])
         self._same: dict[int, int] = {}  # a storage that another one stands for
         self._numbers: dict[tuple[str, int], int] = {}
-        for row in tree.rows:
+        for index, row in enumerate(tree.rows):
             if row.note is not None:
-                self._learn(row.node.signature, row.note, over=row.over)
+                self._learn(index, row.node.signature, row.note, over=row.over)
 
-    def _learn(self, signature: Signature, note: Note, *, over: bool) -> None:
+    def _learn(self, row: int, signature: Signature, note: Note, *, over: bool) -> None:
         if over:
             self._same[note.outputs[0]] = note.inputs[0]
         for values, storages in ((signature.inputs, note.inputs), (signature.outputs, note.outputs)):
             for tensor, storage in zip(tensors_in(values), storages, strict=False):
                 if tensor.id is not None:
-                    self._storage[tensor.id] = storage
+                    known = self._storage.setdefault(tensor.id, [])
+                    if not known or known[-1][1] != storage:  # other data is put in its place (`tensor.data = ...`)
+                        known.append((row, storage))
+
+    def at(self, row: int) -> _Values:
+        """The same as the op of this row sees it."""
+        self._row, self._last = row, self._ends[row]
+        return self
+
+    def _storage_of(self, tensor: int) -> int | None:
+        known = self._storage.get(tensor)
+        if not known:
+            return None
+        # Ops made of others are seen before those inside them.
+        inside = next((storage for row, storage in known if self._row < row <= self._last), None)
+        if inside is not None:
+            return inside
+        return next((storage for row, storage in reversed(known) if row <= self._row), known[0][1])
 
     def of(self, value: Value) -> Value:
         """The argument as a GPU would show it."""
@@ -158,7 +181,7 @@ class _Values:
             return _DEVICE if value == _META else value
         if value.device != _META:
             return replace(value, storage=None if value.storage is None else self._number("cpu", value.storage))
-        storage = self._storage.get(value.id or 0)
+        storage = self._storage_of(value.id or 0)
         while storage in self._same:
             storage = self._same[storage]
         # What no op below autograd takes, as an argument of a function written in Python, is known by its own number alone.

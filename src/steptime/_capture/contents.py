@@ -79,9 +79,25 @@ def _bag_dense_backward(  # noqa: PLR0913, PLR0917 (as PyTorch calls it)
     return result
 
 
+def _per_channel(x: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+    """Numbers of each channel, in single precision at least (native/cuda/Normalization.cuh)."""
+    wide = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+    return tuple(torch.empty([x.shape[1]], dtype=wide, device=x.device) for _ in range(count))
+
+
+# `nn.SyncBatchNorm`: statistics of a rank, of all ranks, what is normed with them, and the same backward.
+_SYNCHRONIZED: dict[str, Callable[..., Any]] = {
+    "batch_norm_stats": lambda x, *_: _per_channel(x, 2),
+    "batch_norm_gather_stats_with_counts": lambda x, *_: _per_channel(x, 2),
+    "batch_norm_elemt": lambda x, *_: torch.empty_like(x),
+    "batch_norm_backward_reduce": lambda gradient, *_: _per_channel(gradient, 4),
+    "batch_norm_backward_elemt": lambda _, x, *__: torch.empty_like(x),
+}
+
 CONTENTS: dict[str, Callable[..., Any]] = {
     "aten::_embedding_bag_backward": _bag_backward,
     "aten::_embedding_bag_dense_backward": _bag_dense_backward,
     **recurrent.CONTENTS,
+    **{f"aten::{name}": made for name, made in _SYNCHRONIZED.items()},
 }
 """By op, what it calls and gives."""

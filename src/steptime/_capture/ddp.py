@@ -31,6 +31,9 @@ _assignment_by_size: Any = dist._compute_bucket_assignment_by_size  # type: igno
 _IN_FLIGHT = 2
 
 
+_NCCL, _CUDA = (2, 27, 3), "12.8"  # of builds with CUDA of these days
+
+
 @contextmanager
 def captured_data_parallel() -> Iterator[None]:
     """While it lasts, DistributedDataParallel works on tensors without data and launches what it launches on CUDA."""
@@ -43,6 +46,10 @@ def captured_data_parallel() -> Iterator[None]:
             (parallel, "_verify_param_shape_across_processes", lambda *_, **__: True),
             (parallel, "_sync_module_states", lambda *_, **__: None),
             (parallel, "_to_kwargs", _to_kwargs),
+            # Hooks that send bfloat16 ask for the versions of CUDA and NCCL.
+            (dist, "is_nccl_available", lambda: True),
+            (torch.cuda.nccl, "version", lambda: _NCCL),
+            (torch.version, "cuda", _CUDA),
         ):
             stack.enter_context(patch.object(owner, name, stand_in))
         yield

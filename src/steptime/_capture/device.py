@@ -113,8 +113,9 @@ def _replaced(streams: Streams) -> Iterator[tuple[Any, str, Any]]:
     yield torch.cuda, "get_rng_state_all", lambda: [_state()]
     yield torch.cuda, "_initialized", True
     yield torch, "Generator", _Generator
-    yield torch, "compile", _not_compiled
     yield torch.Tensor, "record_stream", _nothing
+    yield torch.nn.DataParallel, "__init__", _no_data_parallel
+    yield from ((torch.cuda, name, _no_graphs) for name in ("CUDAGraph", "graph", "make_graphed_callables"))
     yield torch.nn.Module, "register_parameter", _register_parameter
     yield torch.nn.Module, "register_buffer", _register_buffer
     yield torch.nn.init, "_no_grad_trunc_normal_", _drawn
@@ -175,6 +176,8 @@ class DeviceNames(TorchFunctionMode):
             return answer(args[0])
         if func is torch.Tensor.cuda:
             return args[0].to(META, non_blocking=kwargs.get("non_blocking", False))
+        if func is torch.device and args and type(args[0]) is int:
+            return func("cuda", *args)  # which accelerator there is C++ does not know
         if func is torch.Tensor.to:
             args = (args[0], *map(translated, args[1:2]), *args[2:])
         if func in _FROM_DATA and translated(kwargs.get("device")) == META:
@@ -196,11 +199,15 @@ _GETTERS: dict[Any, Callable[[torch.Tensor], Any]] = {
 }
 
 
-def _not_compiled(*_: Any, **__: Any) -> Any:
+def _no_data_parallel(*_: Any, **__: Any) -> None:
     raise InputError(
-        "torch.compile: what a compiled function launches is up to its compiler and is not captured; capture the step "
-        "without it, or record a compiled run and predict that"
+        "nn.DataParallel: one process that copies the model to every GPU in every step is not captured; wrap the model in "
+        "nn.parallel.DistributedDataParallel and give --ranks, or drop the wrapper for one GPU"
     )
+
+
+def _no_graphs(*_: Any, **__: Any) -> Any:
+    raise InputError("CUDA graphs: what a graph replays is not captured; capture the step without it")
 
 
 def _shape_and_dtype(tensor: torch.Tensor) -> dict[str, Any]:

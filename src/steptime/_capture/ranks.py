@@ -20,6 +20,7 @@ from steptime._capture.capture import OUTSIDE, one_iteration
 from steptime._capture.collectives import with_collectives
 from steptime._capture.ddp import captured_data_parallel
 from steptime._capture.device import pretended
+from steptime._capture.flat_sharding import captured_flat_sharding
 from steptime._capture.log import CommLog, ranges
 from steptime._capture.refusals import in_one_line
 from steptime._capture.sharded import captured_sharding
@@ -119,7 +120,7 @@ def ranked(rank: int, ranks: int, *, joined: bool = True, devices: int = 1) -> I
         warnings.filterwarnings("ignore", message=".*is deprecated. Please use `torch.distributed", category=FutureWarning)
         streams = stack.enter_context(pretended(log, devices=devices))
         around = stack.enter_context(world(rank, ranks, streams, joined=joined))
-        for context in (captured_sharding, captured_data_parallel, ranges, remembered):
+        for context in (captured_sharding, captured_flat_sharding, captured_data_parallel, ranges, remembered):
             stack.enter_context(context())
         yield around, stack.enter_context(GroupRecorder(around.collectives, log))
 

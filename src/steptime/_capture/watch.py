@@ -183,6 +183,10 @@ def watched(watch: LoopWatch) -> Iterator[LoopWatch]:
         _watch = before
 
 
+# The four steps timed with and without, on an H200: 45 and 26 ms, 31 and 20, 47 and 32, 44 and 35.
+_NOT_COMPILED = "torch.compile is not honoured, the step is taken as run eagerly; four measured steps took 0.58 to 0.8 of that"
+
+
 @contextmanager
 def tamed(said: dict[str, None]) -> Iterator[None]:
     """While it lasts, data loaders load in this process and are told apart in traces, and checkpoints are not written."""
@@ -200,11 +204,17 @@ def tamed(said: dict[str, None]) -> Iterator[None]:
     def not_saved(*_: Any, **__: Any) -> None:
         said[f"{user_line()}: torch.save was skipped"] = None
 
+    def not_compiled(model: Any = None, **_: Any) -> Any:
+        said[f"{user_line()}: {_NOT_COMPILED}"] = None
+        return model if model is not None else lambda function: function
+
     following_batch = _BaseDataLoaderIter.__next__
     with (
         patch.object(DataLoader, "_get_iterator", alone),
         patch.object(_BaseDataLoaderIter, "__next__", following),
         patch.object(torch, "save", not_saved),
+        patch.object(torch, "compile", not_compiled),
+        patch.object(torch.nn.Module, "compile", lambda self, *_, **__: not_compiled(self)),
     ):
         yield
 

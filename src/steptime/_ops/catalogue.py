@@ -180,6 +180,9 @@ _FRAME = re.compile(
 _FUNCTION = re.compile(r"CppNode|Backward$")
 
 
+FLAT_GATHER = "FSDP::all_gather (flat parameter)"
+"""The frame around the gather of a flat parameter (FSDP1) in captured steps: its memory is taken here, without an op."""
+
 ATEN = "aten::"
 """What the names of ops of PyTorch's own library begin with."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import mul
 
+from steptime._ops.catalogue import FLAT_GATHER
 from steptime._ops.table import Arguments, OpTable
 from steptime._program.program import Signature, Tensor
 from steptime._units import dtype_bytes
@@ -17,6 +18,10 @@ _WHOLE = frozenset(("bool", "uint8", "int8", "int16", "int32", "int64"))
 # Autograd functions of torch.distributed.tensor (_api.py, _redistribute.py): they pass wrappers on.
 _OF_DISTRIBUTED_TENSORS = frozenset(("_ToTorchTensor", "_FromTorchTensor", "Redistribute"))
 _COPY_OUT_FRAME, _COPY_OUT = "FSDP::all_gather_copy_out", "fsdp::split_with_sizes_copy"
+_FILLS = (
+    "aten::copy_",
+    "c10d::_allgather_base_",
+)  # what is filled comes first: a part in the precision that is sent, the whole
 Extents = list[Sequence[Extent]]
 
 
@@ -83,9 +88,18 @@ def without_wrappers(table: OpTable, inputs: Extents, outputs: Extents) -> tuple
 
 
 def _gathered(table: OpTable, inputs: Extents, outputs: Extents) -> None:
-    """Parameters are there from the frame around the copy out of their gather on."""
+    """Parameters are there from the frame around the copy out of their gather on, flat ones from that around the gather."""
     for row, name in enumerate(table.names):
         frame = table.parents[row]
+        if name == FLAT_GATHER:
+            inside = range(row + 1, table.last[row] + 1)
+            filled = [inputs[at][0] for at in inside if table.names[at] in _FILLS and inputs[at]]
+            names = {each[0] for each in filled}
+            for entries in (inputs, outputs):
+                entries[row + 1 : table.last[row] + 1] = [
+                    [each for each in entries[at] if each[0] not in names] for at in inside
+                ]
+            outputs[row] = [*outputs[row], *filled]
         if name != _COPY_OUT or frame < 0 or not table.names[frame].startswith(_COPY_OUT_FRAME):
             continue
         lists = [value for value in table.signatures[row].inputs if isinstance(value, tuple)]
