@@ -120,7 +120,7 @@ _VIEWS = """
 """
 _QUESTIONS = """
     can_cast _debug_has_internal_overlap dense_dim _has_compatible_shallow_copy_type is_coalesced is_floating_point is_leaf
-    is_nonzero is_pinned is_same_size is_set_to _nnz numel output_nr promote_types record_stream result_type set_ size
+    is_pinned is_same_size is_set_to _nnz numel output_nr promote_types record_stream result_type set_ size
     sparse_dim storage_offset stride _version
 """
 # Views where the memory allows it, else copies, which the ops inside them make.

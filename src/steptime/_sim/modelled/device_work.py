@@ -15,7 +15,7 @@ import numpy as np
 
 from steptime._lookups.workload import WorkloadLookups
 from steptime._models.estimate import Estimate, Source
-from steptime._models.kernels.call import computed_in, precision_of
+from steptime._models.kernels.call import Call, TensorArg, computed_in, precision_of
 from steptime._models.kernels.from_ops import COMPUTE, LOOKUP, RECURRENT, UNKNOWN, IssuedWork, questions_of
 from steptime._models.kernels.question import LaunchTime
 from steptime._models.kernels.recurrent import WITHIN, Recurrent, StepPart, cell_parts
@@ -203,7 +203,7 @@ def _call(work: IssuedWork, answer: KernelEstimate) -> _Call:
     products = any(launch.kernel == _MATRIX_PRODUCT for launch in launches)
     if products and precision_of(question.call, question.tf32) in _PERSISTENT_PRECISIONS:
         launches = tuple(replace(each, kernel=_PERSISTENT) if each.kernel == _MATRIX_PRODUCT else each for each in launches)
-    read_back = len(launches) - 1 if op_kind(work.name).reads_back else -1
+    read_back = len(launches) - 1 if op_kind(work.name).reads_back or _waits(question.call) else -1
     size_class = int(np.log2(max(answer.estimate.time_ns, 1.0)))  # calls within a factor of two err alike
     draw = None if answer.draw is None else answer.draw.scaled(work.moved)
     return launches, scaled(answer.estimate, work.moved), f"{answer.family} {size_class} {question.call.op}", read_back, draw
@@ -249,6 +249,15 @@ def _added_up(program: Program, works: Sequence[IssuedWork]) -> list[str]:
         f"rank {program.rank}: {count} calls of recurrent layers or cells were never measured; their products and gates are "
         f"added up as they follow each other, within a factor of {WITHIN:g}"
     ]
+
+
+def _waits(call: Call) -> bool:
+    """Whether the host waits for a copy of the device's memory to its own: unless it asks not to."""
+    plain, given = op_kind(call.op).plain, dict(call.kwargs)
+    if plain == "_to_copy":
+        return given.get("device") == "cpu" and not given.get("non_blocking")
+    target = call.args[0] if plain == "copy_" else None
+    return isinstance(target, TensorArg) and target.device == "pageable" and any(t.device == "device" for t in call.tensors())
 
 
 def _unknown(program: Program, work: IssuedWork, device: Device) -> OpWork:
