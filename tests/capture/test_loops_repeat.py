@@ -14,7 +14,7 @@ def found(parts: str, *, waiting: int = 0, most: int = 60) -> tuple[int, int]:
     letters are parts that end with the step of a second optimiser. `waiting`: parts in which an optimiser is yet to step."""
     loop, length, begun = SteadyLoop(), 0, 0
     for at, letter in enumerate((parts * most)[:most]):
-        loop.parts.append(LoopPart(ord(letter.lower()), ord(letter.lower()), int(letter.isupper())))
+        loop.parts.append(LoopPart(ord(letter.lower()), ord(letter.lower()), -ord(letter), int(letter.isupper())))
         if length and at - begun + 1 == length:
             if loop.settled(length):
                 return length, at + 1
@@ -31,7 +31,8 @@ def found(parts: str, *, waiting: int = 0, most: int = 60) -> tuple[int, int]:
         ("aA", 2, 6),  # a generator and a discriminator
         ("aaaaaA", 6, 18),  # a critic of five steps
         ("baaaaaaaaa", 1, 3),  # logging every ten steps, the first included
-        ("abab", 1, 10),  # it never repeats in a row: taken without comparison at last
+        ("ab", 1, 4),  # logging every other step
+        ("abcdefghijklmnopqrstuvwxyz", 1, 10),  # it never repeats: taken without comparison at last
     ],
 )
 def test_an_iteration_is_what_repeats(parts: str, length: int, after: int) -> None:
@@ -47,7 +48,7 @@ def test_an_optimiser_that_never_steps_is_not_waited_for_for_ever() -> None:
 def test_shapes_may_differ_and_it_is_said() -> None:
     loop = SteadyLoop()
     for number in range(6):
-        loop.parts.append(LoopPart(number, 7, 0))
+        loop.parts.append(LoopPart(number, 7, 9, 0))
     assert loop.settled(1)
     assert loop.difference(1) == "shapes"
 

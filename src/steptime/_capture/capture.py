@@ -66,11 +66,11 @@ def one_iteration(function: Callable[[], Any], recorder: Recorder, warm_up: int,
             step()
             recorder.end_calls()
         if only_calls:
-            return LoopIteration(b"", [], (), ())
+            return LoopIteration(b"", [], (), (), kept=recorder.kept())
         with recorder.noting():
             data = observed(step)
     messages = (*recorder.reads.messages(), *said)
-    return LoopIteration(data, recorder.notes, recorder.unnamed_bytes(), messages, parameters_alive())
+    return LoopIteration(data, recorder.notes, recorder.unnamed_bytes(), messages, parameters_alive(), recorder.kept())
 
 
 def program_of_one(iteration: LoopIteration, what: str) -> Program:

@@ -32,9 +32,10 @@ from steptime._capture.outcome import CALLS, LAUNCHER, PROGRAM, Outcome, ScriptT
 from steptime._capture.record import Recorder
 from steptime._capture.refusals import failure, innermost_line
 from steptime._capture.vision_ops import declared_when_imported
-from steptime._capture.watch import LoopIteration, LoopWatch, tamed, watched
+from steptime._capture.watch import FoundError, LoopIteration, LoopWatch, tamed, watched
 from steptime._program.formats import saved
 from steptime._program.workload import Workload
+from steptime.errors import InputError
 
 _OFTEN_S = 0.25  # how often the guard looks at the clock and for its parent
 
@@ -60,7 +61,10 @@ class Child:
 
             def found(iteration: LoopIteration) -> NoReturn:
                 assert self.finish is not None
-                self.finish(replace(iteration, messages=(*iteration.messages, *said)))
+                try:
+                    self.finish(iteration)
+                except InputError as error:
+                    self.end(Outcome(error=str(error)))
                 self.end(Outcome(joined=self.joined, messages=(*iteration.messages, *said)))
 
             self.watch = stack.enter_context(watched(LoopWatch(recorder, found, early=self.task.early)))
@@ -69,7 +73,9 @@ class Child:
                 ended = "ended"
             except SystemExit as left:
                 ended = f"left with exit code {left.code}" if left.code not in (None, 0) else "ended"
-            except Exception as error:
+            except FoundError:
+                raise
+            except BaseException as error:
                 if not self.task.world and isinstance(error, KeyError) and error.args and error.args[0] in LAUNCHER:
                     self.end(Outcome(again="world"))
                 if self.watch.last is None:
@@ -92,7 +98,7 @@ class Child:
         around, of_group = stack.enter_context(ranked(task.rank, task.ranks, joined=False, devices=task.devices))
 
         def finish(iteration: LoopIteration) -> None:
-            result = captured_rank(iteration, around, of_group, task.name)
+            result = captured_rank(iteration, around, task.name)
             (self.folder / CALLS).write_text("\n".join(map(repr, result.calls)))
             self._save(result.program, groups=result.groups)
 

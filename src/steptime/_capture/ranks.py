@@ -80,14 +80,15 @@ def capture_rank(function: Callable[[], Any], rank: int, ranks: int, *, name: st
     what = _what(function, rank, name)
     with no_collection(), in_one_line(what), ranked(rank, ranks) as (around, recorder):
         iteration = one_iteration(function, recorder, warm_up)
-        return captured_rank(iteration, around, recorder, what)
+        return captured_rank(iteration, around, what)
 
 
-def captured_rank(iteration: LoopIteration, around: World, recorder: GroupRecorder, what: str) -> CapturedRank:
+def captured_rank(iteration: LoopIteration, around: World, what: str) -> CapturedRank:
     """An iteration as one rank of the job."""
     rank, ranks = around.rank, around.ranks
+    log, calls = iteration.kept
     trace = assembled(read(iteration.data, what), iteration.notes)
-    streamed = with_collectives(replace(trace, rank=rank, world_size=ranks), around.log, around.groups())
+    streamed = with_collectives(replace(trace, rank=rank, world_size=ranks), log, around.groups())
     program = to_program(streamed.trace, rank=rank, world_size=ranks)
     meta = dict(program.meta)
     if iteration.outside:
@@ -95,14 +96,14 @@ def captured_rank(iteration: LoopIteration, around: World, recorder: GroupRecord
     if any(streamed.streams):
         meta[OP_STREAM] = np.array(streamed.streams, dtype=np.int32)
     program = replace(program, meta=meta, orders=streamed.orders)
-    return CapturedRank(program, around.partitions.sides(), recorder.calls, iteration.messages)
+    return CapturedRank(program, around.partitions.sides(), calls, iteration.messages)
 
 
 def _calls(function: Callable[[], Any], rank: int, ranks: int, name: str) -> Sequence[Called]:
     """What one rank calls in its first step: as good as a program to tell ranks apart, in a third of the time."""
     with no_collection(), in_one_line(_what(function, rank, name)), ranked(rank, ranks) as (_, recorder):
-        one_iteration(function, recorder, 1, only_calls=True)
-    return recorder.calls
+        calls: Sequence[Called] = one_iteration(function, recorder, 1, only_calls=True).kept[1]
+    return calls
 
 
 def _what(function: Callable[[], Any], rank: int, name: str) -> str:

@@ -32,6 +32,7 @@ from steptime._capture.assemble import HOST, LEAF, Note
 from steptime._capture.contents import CONTENTS
 from steptime._capture.known import INDEXED, TRUTHS, Known, where_true
 from steptime._capture.reads import Reads, is_read
+from steptime._capture.steady import LoopPart
 from steptime._capture.switches import switches_at
 from steptime._capture.tensors import META, is_pretended, tensors_in
 
@@ -83,7 +84,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.notes: list[Note] = []
         self.reads = Reads()
         self.known = Known()
-        self.exact = self.names = 0  # digests of the calls since they were set to 0, with and without shapes
+        self._digests = (0, 0, 0)  # of the calls since the last part ended: with shapes, without, and how many
         self._noting = False
         self._held: dict[int, Any] = {}  # keeps addresses of storages from being given again
         self._storages: dict[int, tuple[Any, int]] = {}  # storages from before the step, with their bytes
@@ -108,6 +109,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Notes no longer."""
         self._noting = False
 
+    def kept(self) -> Any:
+        """What else belongs to what was noted."""
+
     def list_calls(self) -> None:
         """Lists calls from here on, those before forgotten, where ranks are to be compared."""
 
@@ -116,8 +120,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def digest(self, func: Any, tensors: Sequence[torch.Tensor]) -> None:
         """One more call."""
-        self.names = hash((self.names, func))
-        self.exact = hash((self.exact, func, *((tensor.shape, tensor.dtype) for tensor in tensors)))
+        exact, names, count = self._digests
+        shapes = ((tensor.shape, tensor.dtype) for tensor in tensors)
+        self._digests = (hash((exact, func, *shapes)), hash((names, func)), count + 1)
+
+    def part(self, optimizer: int) -> LoopPart:
+        """What was called since the last part ended, up to the step of an optimiser."""
+        digests, self._digests = self._digests, (0, 0, 0)
+        return LoopPart(*digests, optimizer)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

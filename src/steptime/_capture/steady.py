@@ -6,11 +6,13 @@ that repeat: one for an ordinary loop however many backward passes it sums up, t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 # Parts after which less has to agree for an iteration to be taken: batches of varying length never repeat exactly.
 _WITHOUT_SHAPES, _WITHOUT_CALLS = 5, 10
+_ALTERNATING = 4  # parts after which it need not be the one before that agrees
 _LONGEST_PERIOD = 16
 _IN_VAIN = 20  # parts to wait for an optimiser that has never stepped
 
@@ -21,6 +23,7 @@ class LoopPart:
 
     exact: int  # of calls with the shapes of their tensors
     names: int  # of calls alone
+    calls: int
     optimizer: int
 
 
@@ -43,11 +46,19 @@ class SteadyLoop:
 
     def settled(self, length: int) -> bool:
         """Whether the last parts, so many, are an iteration like the one before, as far as can be asked by now."""
-        return self._repeats(length) or len(self.parts) >= _WITHOUT_CALLS * length
+        again = length == 1 and len(self.parts) >= _ALTERNATING and self._usual() == self.parts[-1]
+        return again or self._repeats(length) or len(self.parts) >= _WITHOUT_CALLS * length
+
+    def _usual(self) -> LoopPart | None:
+        """Where iterations alternate, as with a line logged every other time: of those that came again, the one with least."""
+        counts = Counter(self.parts)
+        return min((part for part, count in counts.items() if count > 1), key=lambda part: part.calls, default=None)
 
     def difference(self, length: int) -> str:
-        """In what the last iteration differs from the one before; empty where in nothing."""
+        """In what the last iteration differs from those before; empty where one was the same."""
         last, before = self.parts[-length:], self.parts[-2 * length : -length]
+        if length == 1 and self.parts.count(last[0]) > 1:
+            return ""
         if [part.exact for part in last] == [part.exact for part in before]:
             return ""
         return "shapes" if [part.names for part in last] == [part.names for part in before] else "calls"

@@ -23,7 +23,7 @@ from steptime._capture.device import parameters_alive
 from steptime._capture.log import TraceRange
 from steptime._capture.record import Observation, Recorder
 from steptime._capture.refusals import user_line
-from steptime._capture.steady import LoopPart, SteadyLoop
+from steptime._capture.steady import SteadyLoop
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class LoopIteration:
     outside: tuple[int, ...]
     messages: tuple[str, ...]
     parameters: int = 0  # of all modules
+    kept: Any = None  # what the recorder keeps besides
 
 
 @dataclass
@@ -99,14 +100,13 @@ class LoopWatch:
             self._recorder.end()
 
     def _mark(self, optimizer: Any) -> None:
-        recorder = self._recorder
         number = next((at for at, each in enumerate(self._optimizers) if each is optimizer), -1)
         if number not in self._stepping:
             self._stepping.append(number)
+        part = self._recorder.part(number)
         if self._began:
-            self._steady.parts.append(LoopPart(recorder.exact, recorder.names, number))
+            self._steady.parts.append(part)
         self._began = True
-        recorder.exact = recorder.names = 0
         if self._observation is not None:
             self._observed += 1
             if self._observed == self._length:
@@ -127,7 +127,8 @@ class LoopWatch:
         recorder, steady, length = self._recorder, self._steady, self._length
         recorder.end()
         recorder.end_calls()
-        self.last = LoopIteration(data, recorder.notes, recorder.unnamed_bytes(), self._messages(), parameters_alive())
+        outside, parameters = recorder.unnamed_bytes(), parameters_alive()
+        self.last = LoopIteration(data, recorder.notes, outside, self._messages(), parameters, recorder.kept())
         if steady.settled(length):
             self._found(self.last)
 

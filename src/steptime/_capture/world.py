@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -206,6 +206,11 @@ class GroupRecorder(Recorder):  # type: ignore[no-untyped-call]
         """Notes no longer."""
         super().end()
         self._log.recording = False
+
+    def kept(self) -> tuple[CommLog, Sequence[Called]]:
+        """The collectives of what was noted, and the calls that were listed."""
+        log = self._log
+        return replace(log, calls=list(log.calls), waits=list(log.waits)), tuple(self.calls)
 
     def list_calls(self) -> None:
         """Lists calls from here on."""
