@@ -25,8 +25,10 @@ import torch.distributed
 import torch.multiprocessing
 from torch.distributed import device_mesh, distributed_c10d
 
+from steptime._capture.answers import remembered
 from steptime._capture.capture import program_of_one
 from steptime._capture.device import pretended
+from steptime._capture.garbage import little_collection
 from steptime._capture.log import CommLog
 from steptime._capture.outcome import CALLS, LAUNCHER, PROGRAM, Outcome, ScriptTask
 from steptime._capture.record import Recorder
@@ -89,7 +91,8 @@ class Child:
     def _entered(self, stack: ExitStack) -> Recorder:
         task = self.task
         if not task.world:
-            stack.enter_context(pretended(CommLog(recording=True), devices=task.devices))
+            for context in (little_collection(), pretended(CommLog(recording=True), devices=task.devices), remembered()):
+                stack.enter_context(context)
             recorder: Recorder = stack.enter_context(Recorder())
             self.finish = lambda iteration: self._save(program_of_one(iteration, task.name))
             return recorder
