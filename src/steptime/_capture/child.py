@@ -28,13 +28,13 @@ from torch.distributed import device_mesh, distributed_c10d
 from steptime._capture.answers import remembered
 from steptime._capture.capture import program_of_one
 from steptime._capture.device import pretended
-from steptime._capture.garbage import little_collection
 from steptime._capture.log import CommLog
 from steptime._capture.outcome import CALLS, LAUNCHER, PROGRAM, Outcome, ScriptTask
 from steptime._capture.record import Recorder
 from steptime._capture.refusals import failure, innermost_line
 from steptime._capture.vision_ops import declared_when_imported
 from steptime._capture.watch import FoundError, LoopIteration, LoopWatch, tamed, watched
+from steptime._garbage import little_collection
 from steptime._program.formats import saved
 from steptime._program.workload import Workload
 from steptime.errors import InputError
