@@ -70,6 +70,39 @@ def form(rows: list[Row]) -> Iterator[convolution.ConvolutionForm]:
         yield fitting.fit(rows, 0, read_device("h200"))
 
 
+def _turned(*, backward: bool = False) -> Call:
+    """From 14 x 14 to 28 x 28."""
+    x, weight, y = TensorArg((8, 128, 14, 14)), TensorArg((128, 64, 2, 2)), TensorArg((8, 64, 28, 28))
+    geometry: tuple[Argument, ...] = ((2, 2), (0, 0), (1, 1), True, (0, 0), 1)
+    if backward:
+        return Call(BACKWARD, (y, x, weight, (64,), *geometry, (True, True, True)))
+    return Call(FORWARD, (x, weight, TensorArg((64,)), *geometry))
+
+
+def test_a_transposed_layer_is_the_other_one_the_other_way_round(form: convolution.ConvolutionForm) -> None:
+    image, weight, y = TensorArg((8, 64, 28, 28)), TensorArg((128, 64, 2, 2)), TensorArg((8, 128, 14, 14))
+    geometry: tuple[Argument, ...] = ((2, 2), (0, 0), (1, 1), False, (0, 0), 1)
+    plain = layer_of(Call(FORWARD, (image, weight, None, *geometry)))
+    forward, backward = layer_of(_turned()), layer_of(_turned(backward=True))
+    sizes = ("batch", "inputs", "outputs", "taps", "image", "result", "stride", "groups")
+    for name in sizes:
+        assert getattr(forward, name) == getattr(backward, name) == getattr(plain, name), name
+    assert (forward.passes, backward.passes) == ((DGRAD, BIAS), (FPROP, WGRAD, BIAS))
+    asked = Call(BACKWARD, (y, image, weight, None, *geometry, (True, False, False)))
+    turned = _turned()
+    unbiased = replace(turned, args=(*turned.args[:2], None, *turned.args[3:]))
+    there, back = form.answers([Question(asked), Question(unbiased)])
+    assert there.time_ns == pytest.approx(back.time_ns)
+
+
+def test_kernels_of_a_transposed_backward_call_belong_to_their_passes() -> None:
+    names = [_TRANSPOSE, "sm90_xmma_fprop_implicit_gemm", _BACK, _TRANSPOSE, "sm90_xmma_wgrad_implicit_gemm"]
+    assert passes_of(names, replace(layer_of(_turned(backward=True)), passes=(FPROP, WGRAD))) == {
+        FPROP: [0, 1, 2],
+        WGRAD: [3, 4],
+    }
+
+
 def test_a_layer_has_the_result_that_its_geometry_gives() -> None:
     layer = layer_of(_forward(side=29, tap=5))
     assert layer.result == (29, 29)

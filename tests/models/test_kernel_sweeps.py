@@ -77,10 +77,14 @@ def tensors(value: Any) -> Iterator[Any]:
             yield from tensors(one)
 
 
+def _named(name: str, value: Argument) -> Any:
+    return getattr(torch, value) if name == "memory_format" and isinstance(value, str) else built(value)
+
+
 def run_without_memory(call: Call) -> int:
     """Bytes of arguments and outputs together; raises where the op refuses its arguments."""
     args = [built(value) for value in call.args]
-    named = {name: "meta" if name == "device" else built(value) for name, value in call.kwargs}
+    named = {name: "meta" if name == "device" else _named(name, value) for name, value in call.kwargs}
     result = overload(call.op)(*args, **named)
     own = {id(tensor) for tensor in tensors(args)}
     made = sum(int(tensor.numel()) * int(tensor.element_size()) for tensor in tensors(result) if id(tensor) not in own)

@@ -83,6 +83,8 @@ def _convolution(args: Sequence[object], tensors: Sequence[Shaped]) -> float | N
     stride = args[3] if len(args) > 3 else None
     if not isinstance(stride, tuple) or len(inputs.shape) < 3:
         return None
+    if len(args) > 6 and args[6] is True:  # transposed: every element of the input meets every one of its filters
+        return 2.0 * inputs.shape[0] * math.prod(inputs.shape[2:]) * weight.numel
     positions = math.prod(
         max(1, size // int(step)) for size, step in zip(inputs.shape[2:], stride, strict=False) if isinstance(step, int)
     )
@@ -101,7 +103,8 @@ def _convolution_backward(args: Sequence[object], tensors: Sequence[Shaped]) -> 
     """Two products of the forward's size: one for the input, one for the weight."""
     if len(tensors) < 3 or len(tensors[0].shape) < 3:
         return None
-    gradient, weight = tensors[0], tensors[2]
+    transposed = len(args) > 7 and args[7] is True
+    gradient, weight = tensors[1 if transposed else 0], tensors[2]
     positions = gradient.shape[0] * math.prod(gradient.shape[2:])
     mask = args[-1]
     wanted = sum(bool(each) for each in mask[:2]) if isinstance(mask, tuple) else 2

@@ -121,16 +121,15 @@ def passes_of(names: Sequence[str], layer: ConvolutionLayer) -> dict[str, list[i
     result = {}
     if BIAS in layer.passes and len(names) > 1 and _adds_bias(names[-1]):
         result[BIAS] = [places.pop()]
-    if FPROP in layer.passes:
-        return {FPROP: places, **result}
-    if DGRAD not in layer.passes or WGRAD not in layer.passes:
-        return {DGRAD if DGRAD in layer.passes else WGRAD: places, **result}
+    first = next((name for name in (FPROP, DGRAD) if name in layer.passes), WGRAD)
+    if first == WGRAD or WGRAD not in layer.passes:
+        return {first: places, **result}
     names = [names[index] for index in places]
     inputs, weights = (_named(names, parts) for parts in (("dgrad", "backward_kernel"), ("wgrad", "grad_weight")))
     if inputs and weights and max(weights) < min(inputs):  # ATen's own depthwise kernels
-        return {WGRAD: places[: min(inputs)], DGRAD: places[min(inputs) :], **result}
+        return {WGRAD: places[: min(inputs)], first: places[min(inputs) :], **result}
     border = _border(names, [role(name, layer.channels_last) for name in names], inputs, weights)
-    return {DGRAD: places[:border], WGRAD: places[border:], **result}
+    return {first: places[:border], WGRAD: places[border:], **result}
 
 
 def _adds_bias(name: str) -> bool:

@@ -22,6 +22,7 @@ from steptime_lab.measure.kernels.cases import (
     read_calls,
     whole_gpu_cases,
 )
+from steptime_lab.measure.kernels.sections import SECTIONS
 from steptime_lab.measure.restarts import AvoidList, run_avoiding
 from steptime_lab.measure.shares import others
 from steptime_lab.measurements.sets import KERNELS
@@ -70,8 +71,8 @@ def run(session: Session, options: Options) -> None:
 
 
 def names(_: Options) -> list[str]:
-    """What `--only` may name: families of ops, and the workloads' calls that belong to none."""
-    return [*families(), "other"]
+    """What `--only` may name: families of ops, the workloads' calls that belong to none, sections of calls of their own."""
+    return [*families(), "other", *SECTIONS]
 
 
 def shares_of(options: Options) -> tuple[bool, tuple[int, ...]]:

@@ -21,6 +21,7 @@ from steptime._models.kernels.call import Call
 from steptime._models.kernels.family import Family, families, family_of
 from steptime._ops.families import WorkFamily, op_family
 from steptime.errors import InputError
+from steptime_lab.measure.kernels.sections import SECTIONS, section_calls
 from steptime_lab.measurements.sets import KERNELS
 
 FILE_NAME = "workload_calls.json"
@@ -58,6 +59,8 @@ SMALL_PART = 16
 _PART_OF_WORKLOADS = 0.3
 
 SWEEP = "sweep"
+# Of the calls of sections, how many are run with their input just written as well.
+_WARM_OF_SECTIONS = 0.4
 # Of every family, calls that come before more of any other; and what is added to a seed for the second sweep, which draws by
 # how much families matter.
 _FIRST, _FURTHER = 40, 1_000
@@ -154,8 +157,25 @@ def importance() -> dict[str, float]:
     return {name: (family.weight / total + of_steps.get(name, 0.0)) / 2 for name, family in families().items()}
 
 
+def section_cases(names: Sequence[str], seed: int, *, small: bool, smallest: bool = False) -> list[KernelCase]:
+    """The calls of some sections, of each by its share throughout."""
+    drawn = list(section_calls(names, 8 * SMALL if smallest else SMALL if small else FULL, seed))
+    if smallest:
+        drawn = sorted(drawn, key=lambda call: (call.dtype != "float32", call.nbytes))[:SMALL]
+    cases = []
+    for call in drawn:
+        text = call.to_json()
+        warm = draw_of(text, "warm") < _WARM_OF_SECTIONS and call.dtype != "float8"
+        cases.append(KernelCase(call, text, _family_of(call), SWEEP, tf32=_tf32_of_sweep(call, text), warm=warm))
+    return _unique(cases)
+
+
 def whole_gpu_cases(file: Path, only: Sequence[str], seed: int, *, small: bool, smallest: bool = False) -> list[KernelCase]:
     """Everything a whole GPU is asked. `smallest`: single precision and few bytes, for a CPU."""
+    if named := [name for name in only if name in SECTIONS]:
+        first = section_cases(named, seed, small=small, smallest=smallest)
+        others = [name for name in only if name not in SECTIONS]
+        return first if not others else _unique([*first, *whole_gpu_cases(file, others, seed, small=small, smallest=smallest)])
     every = _families(only)
     if not small:
         workloads = shuffled(workload_cases(file, only or None), seed)

@@ -29,7 +29,7 @@ MEMSET = "Memset"
 # The facts of a launch that have a term of their own in its time, and what each says; any other fact is only a feature of the
 # residual. A launch that does not have it stands at the value in DEFAULTS, else at zero.
 FACTS = {
-    "sector_waste": "sectors of 32 bytes that a warp touches, over the fewest possible, for the worst operand",
+    "sector_bytes": "bytes of all sectors that warps ask for, where operands are walked with strides",
     "casts": "1 where elements are converted",
     "tail": "1 where the elements are no multiple of the vector",
     "rows": "rows that are worked on one by one",
@@ -46,7 +46,7 @@ FACTS = {
     "chain_ns": "a nanosecond or so for every step of the longest chain of dependent loads",
 }
 # 500 ns is about one load from memory (seen as the least cold kernel of every kind less the least warm one).
-DEFAULTS = {"sector_waste": 1.0, "split": 1.0, "chain_ns": 500.0}
+DEFAULTS = {"split": 1.0, "chain_ns": 500.0}
 
 # Pairs of how many blocks run and of how much one block does after the other.
 Grids = tuple[tuple[float, float], ...]

@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate
 
 from steptime._models.kernels.call import TensorArg, contiguous
@@ -117,6 +118,8 @@ def _compared(left: int, right: int, shape: tuple[int, ...], byte_strides: Seque
 
 # Bytes of a sector, the least that is moved between L2 and an SM, and of a line, for which an SM asks at once.
 _SECTOR_BYTES, _LINE_BYTES = 32, 128
+# Lanes of a warp, which asks at once for what they need, and how many of a walk are looked at: the others do alike.
+_WARP, _LANES_SEEN = 32, 128
 # Elements of a block: 128 threads of 8 each. In the strided kernel a thread takes 2 one after the other, or 4 of less than
 # four bytes (ATen's launch code; the names of measured kernels say the same).
 _BLOCK, _THREADS, _STRIDED_EACH, _STRIDED_EACH_SHORT, _FULL_BYTES = 1024, 128, 2, 4, 4
@@ -182,15 +185,30 @@ def _strided_facts(
     if not existing:
         inner[0] = 1.0
     far = [stride for stride in inner[1:] if stride > 1]
-    waste = [min(stride * item, _SECTOR_BYTES) / item for stride, item in zip(inner, items, strict=True) if stride]
+    packed = tuple(accumulate(walk.sizes[:-1], operator.mul, initial=items[0]))
+    asked = walk.strides if existing else (packed, *walk.strides[1:])
     return {
         "output_stride": inner[0],
         "input_stride": max(far, default=0.0),
         "broadcast_inputs": sum(entry.distinct < elements for entry in inputs),
-        "sector_waste": max(1.0, *waste) if walk.sizes[0] > 1 and waste else 1.0,
+        "sector_bytes": elements * sum(_asked_bytes(walk.sizes, strides) for strides in asked),
         "size_2": walk.sizes[2] if len(walk.sizes) > 2 else 1,
         "next_stride_bytes": min((strides[1] for strides in walk.strides if len(strides) > 1 and strides[1] > 0), default=0),
     }
+
+
+@lru_cache(maxsize=1 << 14)
+def _asked_bytes(sizes: tuple[int, ...], strides: tuple[int, ...]) -> float:
+    """Bytes of sectors per element that the first warps of a walk ask for; elements of a warp in one sector share it."""
+    count = min(_LANES_SEEN, math.prod(sizes))
+    touched: set[tuple[int, int]] = set()
+    for element in range(count):
+        place, rest = 0, element
+        for size, stride in zip(sizes, strides, strict=True):
+            rest, along = divmod(rest, size)
+            place += along * stride
+        touched.add((element // _WARP, place // _SECTOR_BYTES))
+    return len(touched) * _SECTOR_BYTES / count
 
 
 def serial_grids(elements: int, each: int) -> Grids:
@@ -281,8 +299,8 @@ def empty_like(x: Operand, dtype: str = "") -> Operand:
     return replace(result, strides=x.strides) if x.dense else result
 
 
-# ATen's reduction: threads of a block, lanes of a warp, values a thread has before blocks share an output.
-_REDUCING_THREADS, _WARP, _MANY_VALUES, _FEW_VALUES = 512, 32, 256, 16
+# ATen's reduction: threads of a block, values a thread has before blocks share an output.
+_REDUCING_THREADS, _MANY_VALUES, _FEW_VALUES = 512, 256, 16
 # Elements along which inputs are read as vectors.
 _VECTOR_LEAST = 128
 _SEMAPHORE_BYTES = 4

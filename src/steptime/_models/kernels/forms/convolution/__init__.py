@@ -22,13 +22,13 @@ from steptime._models.engine.regression import Blend
 from steptime._models.engine.stored import Floats, stored
 from steptime._models.kernels.forms.convolution.passes import (
     BIAS,
-    FPROP,
     WGRAD,
     ConvolutionConstants,
     ConvolutionLayer,
     Pass,
     PassColumns,
     crowd,
+    goes_forward,
     layer_of,
     table,
 )
@@ -118,7 +118,7 @@ def kind_of(item: Pass) -> str:
     order = "last" if layer.channels_last else "first"
     grouping = "depthwise" if layer.depthwise else "grouped" if layer.groups > 1 else "dense"
     point = "point" if math.prod(layer.taps) * math.prod(layer.stride) == 1 else "taps"
-    return f"{item.name} {'forward' if FPROP in layer.passes else 'backward'} {precision} {order} {grouping} {point}"
+    return f"{item.name} {'forward' if goes_forward(layer, item.name) else 'backward'} {precision} {order} {grouping} {point}"
 
 
 def coordinates(passes: Sequence[Pass]) -> npt.NDArray[np.float32]:

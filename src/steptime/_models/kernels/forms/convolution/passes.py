@@ -22,6 +22,9 @@ FORWARD, BACKWARD = "aten::convolution.default", "aten::convolution_backward.def
 # What one call does, in the order cuDNN launches it; ATen's own depthwise kernels do the weight before the input.
 FPROP, DGRAD, WGRAD, BIAS = "fprop", "dgrad", "wgrad", "bias"
 
+# What the passes of a transposed convolution are of the one that goes the other way.
+_TURNED = {FPROP: DGRAD, DGRAD: FPROP}
+
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 _SPATIAL = (1, 2, 3)  # axes of an image: what cuDNN takes
 
@@ -42,6 +45,8 @@ class ConvolutionLayer:
     dtype: str
     axes: int
     channels_last: bool
+    backward: bool  # whether the call is a backward pass
+    turned: bool  # whether it is a transposed one, taken for the convolution that goes the other way
     passes: tuple[str, ...]
     written: tuple[str, ...]  # image, weight, result: which of them a step has just written
 
@@ -57,7 +62,7 @@ def layer_of(call: Call) -> ConvolutionLayer:
     if call.op not in (FORWARD, BACKWARD):
         raise InputError(f"{call.op} is no convolution: {FORWARD} or {BACKWARD} was expected")
     backward = call.op == BACKWARD
-    places = (1, 2, 0) if backward else (0, 1, None)
+    places: tuple[int | None, int, int | None] = (1, 2, 0) if backward else (0, 1, None)
     image, weight = _tensor(call, places[0]), _tensor(call, places[1])
     first = 4 if backward else 3
     if len(call.args) < first + 6:
@@ -66,29 +71,38 @@ def layer_of(call: Call) -> ConvolutionLayer:
     if axes not in _SPATIAL or len(weight.shape) != axes + 2:
         raise InputError(f"{shapes}: batch, channels and 1 to 3 axes were expected")
     stride, padding, dilation = (_lengths(call, first + index, axes) for index in range(3))
-    if call.args[first + 3]:
-        raise InputError(f"{call.op} is transposed, which no measured call is: write it as the backward pass of its input")
-    groups = call.args[first + 5]
-    result = tuple(
-        (length + 2 * pad - gap * (tap - 1) - 1) // step + 1
-        for length, tap, step, pad, gap in zip(image.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
-    )
-    if not isinstance(groups, int) or groups < 1 or image.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
+    groups, turned = call.args[first + 5], bool(call.args[first + 3])
+    if turned:
+        # The other way round: what it reads is the result of a convolution whose image it writes.
+        further = _lengths(call, first + 4, axes)
+        sides = zip(image.shape[2:], weight.shape[2:], stride, padding, dilation, further, strict=True)
+        image_side = tuple(
+            (side - 1) * step - 2 * pad + gap * (tap - 1) + more + 1 for side, tap, step, pad, gap, more in sides
+        )
+        inputs, result = weight.shape[1] * groups if isinstance(groups, int) else 0, image.shape[2:]
+        divides = image.shape[1] == weight.shape[0]
+        places = (places[2], places[1], places[0])
+    else:
+        sides_of = zip(image.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+        result = tuple((side + 2 * pad - gap * (tap - 1) - 1) // step + 1 for side, tap, step, pad, gap in sides_of)
+        inputs, image_side = image.shape[1], image.shape[2:]
+        divides = isinstance(groups, int) and image.shape[1] == weight.shape[1] * groups
+    if not isinstance(groups, int) or groups < 1 or not divides or weight.shape[0] % groups:
         raise InputError(f"{shapes} in {groups} groups: channels do not divide")
-    if min((*image.shape, *weight.shape, *result)) < 1:
-        raise InputError(f"{shapes} has no result: {shape_text(result)}")
+    if min((*image.shape, *weight.shape, *result, *image_side)) < 1:
+        raise InputError(f"{shapes} has no result: {shape_text(image_side if turned else result)}")
     if image.dtype not in DTYPES or weight.dtype != image.dtype:
         raise InputError(f"{call.op} of {image.dtype} with {weight.dtype}: one of {', '.join(DTYPES)} for both was expected")
-    expected = (image.shape[0], weight.shape[0], *result)
+    expected = (image.shape[0], inputs, *image_side) if turned else (image.shape[0], weight.shape[0], *result)
     if backward and _tensor(call, 0).shape != expected:
         raise InputError(f"{call.op} of a gradient {shape_text(_tensor(call, 0).shape)}: {shape_text(expected)} was expected")
     names = {places[0]: "image", places[1]: "weight", places[2]: "result"}
     return ConvolutionLayer(
         batch=image.shape[0],
-        inputs=image.shape[1],
+        inputs=inputs,
         outputs=weight.shape[0],
         taps=_two(weight.shape[2:]),
-        image=_two(image.shape[2:]),
+        image=_two(image_side),
         result=_two(result),
         stride=_two(stride),
         dilation=_two(dilation),
@@ -96,7 +110,9 @@ def layer_of(call: Call) -> ConvolutionLayer:
         dtype=image.dtype,
         axes=axes,
         channels_last=_channels_last(image) or _channels_last(weight),
-        passes=_passes(call),
+        backward=backward,
+        turned=turned,
+        passes=tuple(_TURNED.get(name, name) for name in _passes(call)) if turned else _passes(call),
         written=tuple(names[index] for index in call.written if index in names),
     )
 
@@ -179,13 +195,24 @@ class Pass:
     question: Question
 
 
+def goes_forward(layer: ConvolutionLayer, name: str) -> bool:
+    """Whether a pass is what a forward call does: the output, or a bias added to it."""
+    return name == FPROP or (name == BIAS and not layer.backward)
+
+
 @lru_cache(maxsize=1 << 16)
 def _numbers(layer: ConvolutionLayer, name: str) -> tuple[float, ...]:
     return (
         *(layer.batch, layer.inputs, layer.outputs, layer.groups, *layer.taps, *layer.image, *layer.result),
         *(layer.stride[0] * layer.stride[1], layer.dilation[0] * layer.dilation[1], dtype_bytes(layer.dtype)),
         *(layer.dtype == "bfloat16", layer.axes, layer.channels_last, name == FPROP, name == DGRAD, name == WGRAD),
-        *("image" in layer.written, "weight" in layer.written, "result" in layer.written, FPROP in layer.passes),
+        *(
+            "image" in layer.written,
+            "weight" in layer.written,
+            "result" in layer.written,
+            goes_forward(layer, name),
+            layer.turned,
+        ),
     )
 
 
@@ -195,14 +222,14 @@ class PassColumns:
     def __init__(self, passes: Sequence[Pass], device: ConvolutionConstants) -> None:
         """Reads the sizes of the passes."""
         self.device = device
-        table = np.array([_numbers(item.layer, item.name) for item in passes], dtype=np.float64).reshape(-1, 23).T
+        table = np.array([_numbers(item.layer, item.name) for item in passes], dtype=np.float64).reshape(-1, 24).T
         self.batch, self.inputs, self.outputs, self.groups = table[:4]
         self.tap_height, self.tap_width, self.image_height, self.image_width = table[4:8]
         self.result_height, self.result_width, self.stride, self.dilation, self.element, self.bfloat16 = table[8:14]
         self.axes = table[14]
         self.last, self.fprop, self.dgrad, self.wgrad = (column > 0 for column in table[15:19])
         self.written = [column > 0 for column in table[19:22]]
-        self.forward = table[22] > 0
+        self.forward, self.turned = table[22] > 0, table[23] > 0
         settings = settings_of([item.question for item in passes])
         self.warm, self.share, self.others = settings.warm, settings.share.astype(float), settings.others.astype(float)
         self.half = self.element == 2
@@ -386,6 +413,7 @@ def _book(columns: PassColumns) -> tuple[list[Floats], Floats]:
     base = np.where(columns.single, least(single), tensor_cores)
     base = np.where(columns.depthwise, depthwise, np.where(columns.groups > 1, np.minimum(base, depthwise), base))
     bias = ~(columns.fprop | columns.dgrad | columns.wgrad)
-    touched = np.where(columns.forward, 2.0, 1.0) * columns.tensors[2]  # a forward one reads and writes the result
+    touched = np.where(columns.forward, 2.0, 1.0) * np.where(columns.turned, columns.tensors[0], columns.tensors[2])
+    # A forward one reads and writes the result.
     base = np.where(bias, _LAUNCH_NS + touched / columns.bytes_per_ns, base)
     return [*dense, *product, *single, layout, memory, depthwise], base

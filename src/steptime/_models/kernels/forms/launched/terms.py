@@ -152,7 +152,7 @@ _MULTIPLES = (1.0, 2.0, 4.0, 8.0, 16.0)
 _STAGED_BYTES, _PAGED_BYTES, _SMALL_BYTES = 1.2e6, 1.3e6, (1_000, 30_000)
 
 _GRID = 7  # terms of a pair
-_PLAIN = 19 + len(_MULTIPLES) + 7 + 2
+_PLAIN = 20 + len(_MULTIPLES) + 7 + 2
 TERMS = _PLAIN + _GRID * PAIRS
 
 
@@ -238,7 +238,8 @@ def _plain(
         written / device.write_bytes_per_ns * shares.written,
         elements * work,
         np.sqrt(memory * shares.memory + written * shares.written) / 10,
-        every * fact["sector_waste"],
+        every,
+        fact["sector_bytes"] / device.cache_bytes_per_ns * shares.cache,
         elements * fact["casts"] * work,
         fixed_ns * fact["tail"],
         fact["rows"] * 1e3 * work,

@@ -1,0 +1,320 @@
+"""Calls of layers as models outside the usual sweeps have them: convolutions of every kind, odd products, norms, attention,
+recurrent layers, large tables and what optimisers do to them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+
+from steptime._models.kernels.call import TensorArg
+from steptime._models.kernels.sweep import (
+    FLOATS,
+    HALVES,
+    MOST_BYTES,
+    USUAL_BYTES,
+    USUAL_ELEMENTS,
+    Draw,
+    Drawn,
+    KernelSweep,
+    Shape,
+)
+
+# Operations of the largest convolution of a call, by dtype: a large layer of a large batch.
+_MOST_FLOP = {"float32": 1e11, "bfloat16": 8e11, "float16": 8e11}
+
+
+def _last(x: TensorArg) -> TensorArg:
+    """The same shape with channels next to each other, of any number of axes."""
+    rank = len(x.shape)
+    stored = (x.shape[0], *x.shape[2:], x.shape[1])
+    return replace(x, shape=stored, strides=None).permuted(0, rank - 1, *range(1, rank - 1))
+
+
+def _geometry(draw: Draw, kind: str) -> tuple[Shape, Shape, int, int, int, int, int]:
+    """Image, taps, stride, dilation, groups, inputs and outputs of a layer of a kind."""
+    side, channels = draw.pick((7, 8, 14, 16, 28, 32, 56, 64, 112, 128)), draw.size(16, 1024)
+    if kind == "large":
+        tap = draw.pick((1, 1, 3))
+        return (side,) * 2, (tap,) * 2, draw.pick((1, 2), (0.8, 0.2)), 1, 1, draw.size(64, 3072), draw.size(64, 3072)
+    if kind == "depthwise":
+        tap = draw.pick((3, 3, 5, 7, 9))
+        return (
+            (side,) * 2,
+            (tap,) * 2,
+            draw.pick((1, 2), (0.75, 0.25)),
+            draw.pick((1, 2), (0.9, 0.1)),
+            channels,
+            channels,
+            channels,
+        )
+    if kind == "grouped":
+        groups = draw.pick((2, 4, 8, 16, 32, 64))
+        inputs, outputs = (groups * max(1, draw.size(32, 2048) // groups) for _ in range(2))
+        tap = draw.pick((1, 3, 3, 5))
+        return (side,) * 2, (tap,) * 2, draw.pick((1, 2), (0.75, 0.25)), 1, groups, inputs, outputs
+    if kind == "line":
+        groups, length = draw.pick((1, 1, 1, 16, channels)), draw.log_int(64, 16384)
+        channels = channels // groups * groups or groups
+        return (
+            (length,),
+            (draw.pick((1, 3, 7, 15, 31)),),
+            draw.pick((1, 2)),
+            draw.pick((1, 2, 8), (0.7, 0.2, 0.1)),
+            groups,
+            channels,
+            channels,
+        )
+    if kind == "solid":
+        volume = (draw.pick((4, 8, 16, 32)), side, side)
+        return volume, (draw.pick((1, 3, 3)),) * 3, draw.pick((1, 2)), 1, 1, draw.size(3, 256), draw.size(16, 256)
+    tap = draw.pick((3, 3, 5))
+    return (side,) * 2, (tap,) * 2, 1, draw.pick((2, 4, 6)), 1, draw.size(32, 512), draw.size(32, 512)
+
+
+_KINDS = {"large": 0.25, "depthwise": 0.22, "grouped": 0.2, "line": 0.12, "solid": 0.11, "dilated": 0.1}
+
+
+def _draw_convolution(draw: Draw) -> Drawn | None:
+    kind = draw.pick(tuple(_KINDS), tuple(_KINDS.values()))
+    image, taps, stride, dilation, groups, inputs, outputs = _geometry(draw, kind)
+    padding = tuple(dilation * (tap // 2) for tap in taps)
+    sides = zip(image, taps, padding, strict=True)
+    result = tuple((side + 2 * pad - dilation * (tap - 1) - 1) // stride + 1 for side, tap, pad in sides)
+    return _layer(
+        draw, (inputs, *image), (outputs, *result), (outputs, inputs // groups, *taps), (stride, padding, dilation, groups)
+    )
+
+
+def _draw_transposed(draw: Draw) -> Drawn | None:
+    """As decoders of images and of sound widen: the taps twice the stride, or as many."""
+    rank, stride = draw.pick((1, 2, 2, 3)), draw.pick((2, 2, 4))
+    taps = stride * draw.pick((1, 2))
+    padding, image = (taps - stride) // 2, (draw.pick((8, 14, 16, 28, 32, 64)),) * rank
+    result = tuple((side - 1) * stride - 2 * padding + taps for side in image)
+    inputs, outputs = draw.size(32, 1024), draw.size(16, 512)
+    return _layer(
+        draw, (inputs, *image), (outputs, *result), (inputs, outputs, *(taps,) * rank), (stride, (padding,) * rank, 1, 1)
+    )
+
+
+def _layer(draw: Draw, image: Shape, result: Shape, weights: Shape, geometry: tuple[int, Shape, int, int]) -> Drawn | None:
+    """A layer of as many samples as its operations and bytes allow; both orders of memory are as likely."""
+    stride, padding, dilation, groups = geometry
+    rank, dtype = len(padding), draw.floating()
+    positions = min(math.prod(image[1:]), math.prod(result[1:]))
+    flop, most = 2.0 * positions * math.prod(weights), max(math.prod(image), math.prod(result))
+    samples = min(draw.log_int(1, 256), int(_MOST_FLOP[dtype] / max(flop, 1.0)), USUAL_ELEMENTS // max(most, 1))
+    if samples < 1 or min((*image, *result)) < 1:
+        return None
+    tensors = {
+        "x": TensorArg((samples, *image), dtype),
+        "y": TensorArg((samples, *result), dtype),
+        "weight": TensorArg(weights, dtype),
+    }
+    if rank > 1 and draw.chance(0.5):
+        tensors = {name: _last(tensor) for name, tensor in tensors.items()}
+    biased = draw.chance(0.3)
+    return tensors | {
+        "bias": TensorArg((result[0],), dtype) if biased else None,
+        "bias_shape": (result[0],) if biased else None,
+        "stride": (stride,) * rank,
+        "padding": padding,
+        "dilation": (dilation,) * rank,
+        "none": (0,) * rank,
+        "groups": groups,
+        "mask": (True, True, biased),
+    }
+
+
+_BACKWARD = "convolution_backward(*y, x, weight, bias_shape, stride, padding, dilation, {}, none, groups, mask)"
+CONVOLUTIONS = KernelSweep(
+    (3, _draw_convolution, "convolution(*x, weight, bias, stride, padding, dilation, False, none, groups)"),
+    (3, _draw_convolution, _BACKWARD.format(False)),
+    (0.7, _draw_transposed, "convolution(*x, weight, bias, stride, padding, dilation, True, none, groups)"),
+    (0.7, _draw_transposed, _BACKWARD.format(True)),
+)
+
+# Widths that no power of two divides well: patches, class tokens, vocabularies, classes, features of tables.
+_ODD = (13, 27, 49, 77, 100, 147, 196, 197, 257, 300, 367, 479, 577, 999, 1000, 1001, 1500, 3136, 10007, 30522, 50257)
+
+
+def _draw_odd(draw: Draw) -> Drawn | None:
+    """A product of which at least one size is odd, with an operand either way round, of many rows."""
+    sizes = [draw.pick(_ODD), draw.width(16) if draw.chance(0.6) else draw.pick(_ODD), draw.tokens(300_000)]
+    draw.rng.shuffle(sizes)
+    dtype = draw.floating()
+    rows, inner, columns = sizes
+    most = 1.2e11 if dtype == "float32" else 1.5e12
+    if 2.0 * rows * inner * columns > most or 4 * max(rows * inner, inner * columns, rows * columns) > USUAL_BYTES * 2:
+        return None
+    left = TensorArg((rows, inner), dtype) if draw.chance(0.6) else TensorArg((inner, rows), dtype).transposed()
+    right = TensorArg((inner, columns), dtype) if draw.chance(0.5) else TensorArg((columns, inner), dtype).transposed()
+    return {"left": left, "right": right, "bias": TensorArg((columns,), dtype)}
+
+
+def _draw_many(draw: Draw) -> Drawn | None:
+    batch = draw.log_int(4, 4096)
+    rows, inner, columns = (draw.pick((*_ODD[:18], 32, 64, 80, 128)) for _ in range(3))
+    dtype = draw.floating()
+    most = 5e10 if dtype == "float32" else 5e11
+    if (
+        2.0 * batch * rows * inner * columns > most
+        or 4 * batch * max(rows * inner, inner * columns, rows * columns) > USUAL_BYTES
+    ):
+        return None
+    right = (
+        TensorArg((batch, columns, inner), dtype).transposed()
+        if draw.chance(0.5)
+        else TensorArg((batch, inner, columns), dtype)
+    )
+    return {"left": TensorArg((batch, rows, inner), dtype), "right": right}
+
+
+PRODUCTS = KernelSweep(
+    (3, _draw_odd, (0.6, "mm(*left, right)"), (0.4, "addmm(bias, *left, right)")),
+    (1, _draw_many, "bmm(*left, right)"),
+    most_bytes=2 * MOST_BYTES,
+)
+
+
+def _draw_norm(draw: Draw) -> Drawn:
+    """Images, volumes and lines of any number of channels; groups of them; features of several axes."""
+    axes = draw.pick((1, 2, 2, 2, 3))
+    side = draw.pick(((64, 512, 2048), (7, 14, 28, 56, 64, 112), (8, 16, 32))[axes - 1])
+    channels = draw.pick((32, 64, 96, 128, 256, 320, 512, 640, 1024, 1280, 2048))
+    plane = side**axes
+    samples = max(1, min(draw.log_int(1, 256), USUAL_ELEMENTS // (channels * plane)))
+    dtype = draw.floating()
+    x = TensorArg((samples, channels, *(side,) * axes), dtype)
+    moved = _last(x) if axes > 1 and draw.chance(0.5) else x
+    groups = draw.pick((1, 8, 16, 32))
+    each = TensorArg((channels,), "float32")
+    return {
+        "x": x,
+        "moved": moved,
+        "weight": each,
+        "own": TensorArg((channels,), dtype),
+        "running": each,
+        "positive": replace(each, values="positive"),
+        "group_mean": TensorArg((samples, groups), dtype),
+        "group_rstd": TensorArg((samples, groups), dtype, values="positive"),
+        "samples": samples,
+        "channels": channels,
+        "plane": plane,
+        "groups": groups,
+        "reserved": TensorArg((0,), "uint8", high=2),
+    }
+
+
+NORMS = KernelSweep(
+    (1, _draw_norm, "native_group_norm(*x, own, own, samples, channels, plane, groups, 1e-5)"),
+    (
+        *(1, _draw_norm),
+        "native_group_norm_backward(*x, x, group_mean, group_rstd, own, samples, channels, plane, groups, [True, True, True])",
+    ),
+    (1, _draw_norm, "native_batch_norm(*moved, weight, weight, running, positive, True, 0.1, 1e-5)"),
+    (
+        *(1, _draw_norm),
+        "native_batch_norm_backward"
+        "(*moved, moved, weight, running, positive, running, positive, True, 1e-5, [True, True, True])",
+    ),
+    (1, _draw_norm, "cudnn_batch_norm(*moved, weight, weight, running, positive, True, 0.1, 1e-5)"),
+)
+
+
+def _draw_attention(draw: Draw, dtypes: tuple[str, ...] = HALVES) -> Drawn | None:
+    """Head sizes and lengths that are no powers of two; keys of fewer heads than queries have."""
+    dtype, dim = draw.pick(dtypes), draw.pick((16, 24, 32, 40, 48, 64, 72, 80, 88, 96, 112, 128, 160, 192, 256))
+    length, heads = draw.pick((49, 64, 77, 196, 197, 256, 577, 1024, 1500, 2048, 4096)), draw.pick((1, 3, 6, 8, 12, 16, 24, 32))
+    batch = max(1, min(draw.log_int(1, 512), USUAL_ELEMENTS // (length * heads * dim)))
+    shared = draw.pick((1, 2, 4, 8)) if "flash" in draw.form() else 1
+    if heads % shared or 4.0 * batch * heads * length * length * dim > 4 * _MOST_FLOP[dtype] / 4:
+        return None
+
+    def projected(count: int) -> TensorArg:
+        row = count * dim
+        return TensorArg((batch, count, length, dim), dtype, (length * row, dim, row, 1))
+
+    masked = TensorArg((batch, heads, length, length), dtype, (length * length, 0, length, 1))
+    fits = length % 16 == 0 and masked.nbytes <= USUAL_BYTES and draw.chance(0.6)
+    return {
+        "q": projected(heads),
+        "k": projected(heads // shared),
+        "mask": masked if fits else None,
+        "causal": draw.chance(0.4) and not fits,
+    }
+
+
+ATTENTION = KernelSweep(
+    (1, _draw_attention, "_scaled_dot_product_flash_attention(*q, *k, *k, 0.0, causal, False)"),
+    (1, _draw_attention, "_scaled_dot_product_cudnn_attention(*q, *k, *k, None, True, 0.0, causal, False)"),
+    (
+        *(1, partial(_draw_attention, dtypes=FLOATS)),
+        "_scaled_dot_product_efficient_attention(*q, *k, *k, mask, True, 0.0, causal)",
+    ),
+)
+
+
+def _draw_table(draw: Draw) -> Drawn:
+    """A table of gigabytes, or many small tensors: what optimisers do to them one by one and in lists."""
+    dim = draw.pick((16, 32, 64, 128))
+    table = TensorArg((draw.log_int(100_000, USUAL_ELEMENTS // dim), dim))
+    small = tuple(TensorArg((draw.log_int(16, 4096), draw.pick((1, 64, 256)))) for _ in range(draw.log_int(1, 400)))
+    many = (table,) if draw.chance(0.4) else small
+    return {
+        "table": table,
+        "positive": replace(table, values="positive"),
+        "many": many,
+        "positives": tuple(replace(each, values="positive") for each in many),
+        "index": TensorArg((draw.log_int(1000, 4_000_000 // dim * 16),), "int64", high=table.shape[0]),
+    }
+
+
+OPTIMIZERS = KernelSweep(
+    (
+        *(1, _draw_table, "addcmul_(*positive, table, table, value=1.0)", "sqrt(*positive)", "add_.Tensor(*positive, 1e-10)"),
+        *("addcdiv_(table, *table, *positive, value=-0.01)", "mul_.Tensor(*table, 0.9)", "lerp_.Scalar(table, *table, 0.1)"),
+    ),
+    (
+        *(1, _draw_table, "_foreach_addcmul_.Scalar(positives, *many, *many, 1.0)", "_foreach_sqrt(*positives)"),
+        *("_foreach_addcdiv_.Scalar(many, *many, *positives, -0.01)", "_foreach_mul_.Scalar(many, 0.9)"),
+        "_foreach_lerp_.Scalar(many, *many, 0.1)",
+    ),
+    (1, _draw_table, "embedding(table, index)"),
+)
+
+
+def _draw_recurrent(draw: Draw) -> Drawn:
+    """An LSTM or GRU of cuDNN whose weights lie in one buffer, as `flatten_parameters` leaves them."""
+    mode, gates = draw.pick(((2, 4), (3, 3)))  # LSTM, GRU
+    layers, ways = draw.pick((1, 2, 3)), draw.pick((1, 2))
+    steps, batch = draw.log_int(8, 512), draw.log_int(4, 256)
+    inputs, hidden = draw.pick((64, 128, 256, 512, 1024)), draw.pick((64, 128, 256, 512, 1024))
+    dtype = draw.floating()
+    weights: list[TensorArg] = []
+    for layer in range(layers):
+        width = inputs if layer == 0 else ways * hidden
+        each = ((gates * hidden, width), (gates * hidden, hidden), (gates * hidden,), (gates * hidden,))
+        weights += [TensorArg(shape, dtype) for _ in range(ways) for shape in each]
+    state = TensorArg((layers * ways, batch, hidden), dtype)
+    return {
+        "x": TensorArg((steps, batch, inputs), dtype),
+        "weights": tuple(weights),
+        "buffer": TensorArg((sum(weight.numel for weight in weights),), dtype),
+        "hidden_state": state,
+        "cell": state if gates == 4 else None,
+        "mode": mode,
+        "hidden": hidden,
+        "layers": layers,
+        "both": ways == 2,
+    }
+
+
+RECURRENT = KernelSweep(
+    (
+        *(1, _draw_recurrent),
+        "_cudnn_rnn(*x, weights, 4, buffer, hidden_state, cell, mode, hidden, 0, layers, False, 0.0, True, both, [], None)",
+    ),
+)
