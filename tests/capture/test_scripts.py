@@ -188,6 +188,10 @@ begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 begin.record(); end.record(); torch.cuda.synchronize(); begin.elapsed_time(end)
 torch.cuda.set_device(0); torch.cuda.max_memory_allocated(); torch.cuda.memory_summary()
 assert torch.cuda.get_device_properties(0).total_memory == total
+Tensor = torch.cuda.FloatTensor if torch.cuda.is_available() else torch.FloatTensor
+assert Tensor(2, 3).fill_(1.0).shape == (2, 3) and isinstance(torch.randn(2).type(Tensor), Tensor)
+assert Tensor([1.0]).type() == "torch.cuda.FloatTensor" and torch.ones(2).type("torch.cuda.LongTensor").is_cuda
+torch.distributions.Categorical(torch.softmax(torch.randn(3, device=0), 0)).sample().item()
 model = torch.nn.Linear(4, 4).to(0)
 assert torch.randn(4).pin_memory().to(0, non_blocking=True).device.type == "cuda"
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -174,6 +174,8 @@ class DeviceNames(TorchFunctionMode):
         answer = _GETTERS.get(func)
         if answer is not None and is_pretended(args[0]):
             return answer(args[0])
+        if func is torch.Tensor.type and (asked := questions.type_asked(*args, **kwargs)) is not None:
+            return asked
         if func is torch.Tensor.cuda:
             return args[0].to(META, non_blocking=kwargs.get("non_blocking", False))
         if func is torch.device and args and type(args[0]) is int:

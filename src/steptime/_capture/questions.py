@@ -37,11 +37,46 @@ class _Device(metaclass=_DeviceKind):
     """`torch.device`."""
 
 
+class _TypeKind(type):
+    """`torch.cuda.FloatTensor` and the like, from before tensors had devices."""
+
+    dtype: torch.dtype
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, torch.Tensor) and is_pretended(instance) and instance.dtype is cls.dtype
+
+    def __call__(cls, *args: Any) -> Any:
+        """A tensor of these sizes, or of this data."""
+        if len(args) == 1 and not isinstance(args[0], int | torch.Size):
+            return torch.as_tensor(args[0], dtype=cls.dtype).to(CUDA)
+        return torch.empty(*args or (0,), dtype=cls.dtype, device=CUDA)
+
+
+_TYPES: dict[str, Any] = {
+    f"{name}Tensor": _TypeKind(f"{name}Tensor", (), {"dtype": dtype, "__module__": "torch.cuda"})
+    for name, dtype in (
+        ("Float", torch.float32), ("Double", torch.float64), ("Half", torch.float16), ("BFloat16", torch.bfloat16),
+        ("Long", torch.int64), ("Int", torch.int32), ("Short", torch.int16), ("Char", torch.int8), ("Byte", torch.uint8),
+        ("Bool", torch.bool),
+    )
+}  # fmt: skip
+
+
+def type_asked(tensor: torch.Tensor, kind: Any = None, *_: Any, **__: Any) -> Any:
+    """`Tensor.type` where the device is concerned: the tensor as another type of CUDA's, or the name of its own; else None."""
+    if kind is None:
+        names = (name for name, each in _TYPES.items() if each.dtype is tensor.dtype)
+        return f"torch.cuda.{next(names)}" if is_pretended(tensor) else None
+    known = _TYPES.get(kind.removeprefix("torch.cuda.")) if isinstance(kind, str) and kind.startswith("torch.cuda.") else kind
+    return tensor.to(CUDA, known.dtype) if isinstance(known, _TypeKind) else None
+
+
 def replaced(streams: Streams, memory_bytes: int, devices: int) -> Iterator[tuple[Any, str, Any]]:
     """What is replaced while a device is pretended: object, attribute, and what stands in for it."""
     yield torch, "device", _Device
     yield torch.cuda, "device_count", lambda: devices
     yield torch._C._nn, "_parse_to", _parsed
+    yield from ((torch.cuda, name, kind) for name, kind in _TYPES.items())
     yield torch.Tensor, "__repr__", _shown
     yield torch.Tensor, "pin_memory", lambda tensor, *_, **__: tensor
     yield torch, "load", _loaded

@@ -69,7 +69,9 @@ class Reads:
         if refusals.is_scaler():
             return _VALUE_OF_SCALER
         source = next(each for each in tensors_in(args) if is_pretended(each))
-        value = True if func._schema.returns[0].type.kind() == "BoolType" else self.value(source)
+        decides = func._schema.returns[0].type.kind() == "BoolType"
+        checked = source.dtype is torch.bool and refusals.is_validation()  # whether all is as it should be
+        value = True if decides or checked else self.value(source)
         self.lines[refusals.user_line(), str(value)] += 1
         if func is _aten.copy_.default:
             torch._C._autograd._enable_record_function(False)

@@ -22,12 +22,18 @@ from steptime.errors import InputError, SteptimeError
 _OWN = str(Path(__file__).parent.parent)
 _TORCH = str(Path(torch.__file__).parent)
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
+_DISTRIBUTIONS = str(Path(_TORCH) / "distributions")
 _SCALER = str(Path(_TORCH) / "amp" / "grad_scaler.py")
 
 
 def is_scaler() -> bool:
     """Whether PyTorch's own gradient scaler is calling."""
     return any(name == _SCALER for name, _ in _frames(sys._getframe()))
+
+
+def is_validation() -> bool:
+    """Whether one of PyTorch's distributions checks its arguments."""
+    return any(name.startswith(_DISTRIBUTIONS) for name, _ in _frames(sys._getframe()))
 
 
 def user_line() -> str:
