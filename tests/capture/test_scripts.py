@@ -177,6 +177,31 @@ for _ in range(9):
     assert names(program).count("aten::mm") == 2
 
 
+def test_a_model_may_be_tried_out_before_it_is_moved(run: Run) -> None:
+    tried = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+        self.head = nn.Linear(self.features(torch.zeros(1, 1, 28, 28)).shape[1], 10)
+    def forward(self, x):
+        return self.head(self.features(x))
+model = Net().to("cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(9):
+    x = torch.randn(2, 1, 28, 28)
+    model({}).sum().backward()
+    optimizer.step()
+"""
+    outcome, program = run(tried.replace("{}", "x.cuda()"))
+    assert outcome.error == ""
+    assert names(program).count("aten::addmm") == 1
+    outcome, _ = run(tried.replace("{}", "x"))
+    assert "takes a tensor of the CPU" in outcome.error
+
+
 def test_what_scripts_ask_is_answered(run: Run) -> None:
     asks = """
 import torch
@@ -192,6 +217,8 @@ Tensor = torch.cuda.FloatTensor if torch.cuda.is_available() else torch.FloatTen
 assert Tensor(2, 3).fill_(1.0).shape == (2, 3) and isinstance(torch.randn(2).type(Tensor), Tensor)
 assert Tensor([1.0]).type() == "torch.cuda.FloatTensor" and torch.ones(2).type("torch.cuda.LongTensor").is_cuda
 torch.distributions.Categorical(torch.softmax(torch.randn(3, device=0), 0)).sample().item()
+with torch.device("cuda"):
+    assert torch.zeros(2).is_cuda and torch.tensor([1.0]).is_cuda
 model = torch.nn.Linear(4, 4).to(0)
 assert torch.randn(4).pin_memory().to(0, non_blocking=True).device.type == "cuda"
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

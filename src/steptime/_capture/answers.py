@@ -129,6 +129,17 @@ def _follow(tensor: torch.Tensor, meta: torch.Tensor) -> None:
         tensor.data = on_device(meta)
 
 
+def moved(value: Any) -> Any:
+    """The same arguments with all tensors on the device."""
+
+    def up(tensor: torch.Tensor) -> torch.Tensor:
+        if is_pretended(tensor) or not tensor.dim():
+            return tensor
+        return on_device(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META))
+
+    return _mapped(value, up)
+
+
 def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """The same value with its tensors changed; no source of random numbers, which the device that is not there has none of."""
     if isinstance(value, torch.Tensor):

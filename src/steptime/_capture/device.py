@@ -25,6 +25,7 @@ import torch
 from torch.autograd.profiler import record_function
 from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils, checkpoint
+from torch.utils._device import DeviceContext, _device_constructors
 
 from steptime._capture import questions
 from steptime._capture.autocast import casting
@@ -115,7 +116,9 @@ def _replaced(streams: Streams) -> Iterator[tuple[Any, str, Any]]:
     yield torch, "Generator", _Generator
     yield torch.Tensor, "record_stream", _nothing
     yield torch.nn.DataParallel, "__init__", _no_data_parallel
-    yield from ((torch.cuda, name, _no_graphs) for name in ("CUDAGraph", "graph", "make_graphed_callables"))
+    yield torch.cuda, "CUDAGraph", type("CUDAGraph", (), {"__init__": _no_graphs})  # a class, since annotations name it
+    yield from ((torch.cuda, name, _no_graphs) for name in ("graph", "make_graphed_callables"))
+    yield DeviceContext, "__torch_function__", _by_default
     yield torch.nn.Module, "register_parameter", _register_parameter
     yield torch.nn.Module, "register_buffer", _register_buffer
     yield torch.nn.init, "_no_grad_trunc_normal_", _drawn
@@ -191,6 +194,17 @@ class DeviceNames(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def _by_default(
+    context: Any, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+) -> Any:
+    """What `torch.set_default_device` and `with torch.device` add: PyTorch does so below every mode."""
+    kwargs = dict(kwargs or {})
+    if func in _device_constructors() and kwargs.get("device") is None:
+        kwargs["device"] = context.device
+    return _NAMES.__torch_function__(func, types, args, kwargs)
+
+
+_NAMES = DeviceNames()
 _FROM_DATA = (torch.tensor, torch.as_tensor, torch.asarray)
 _GETTERS: dict[Any, Callable[[torch.Tensor], Any]] = {
     torch.Tensor.device.__get__: lambda _: CUDA,

@@ -160,6 +160,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:  # as PyTorch does it: where a mask is true, in whole numbers
                 args = (args[0], where_true(args[1]), *args[2:])
         self.digest(func, tensors)
+        if not self._noting and not func._schema.is_mutable and refusals.on_host(func, args, kwargs) is not None:
+            # A model that is tried out before it is moved: its parameters are on the device from the beginning.
+            args, kwargs = answers.moved(args), {name: answers.moved(value) for name, value in kwargs.items()}
         refusals.refuse(func, args, kwargs)
         inside = CONTENTS.get(func._schema.name)
         if not self._noting:

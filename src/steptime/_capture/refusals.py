@@ -48,15 +48,20 @@ def innermost_line(frame: FrameType | None) -> str:
 
 def refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raises where an op on the pretended device needs data, or what is not pretended."""
-    name, across_devices = _needs(func)
-    if across_devices:
-        return
-    away = next((each for each in tensors_in((args, kwargs)) if each.dim() and not is_pretended(each)), None)
+    away = on_host(func, args, kwargs)
     if away is not None:
+        name = func._schema.name
         raise InputError(
             f"{_at_line(name)}: takes a tensor of the CPU {list(away.shape)} together with one of the GPU; "
             "move model and inputs to the device that the function is given ('cuda')"
         )
+
+
+def on_host(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """A tensor of the CPU that an op takes together with one of the device, where it may not."""
+    if _needs(func)[1]:
+        return None
+    return next((each for each in tensors_in((args, kwargs)) if each.dim() and not is_pretended(each)), None)
 
 
 @cache
