@@ -52,6 +52,18 @@ def form(rows: list[Row]) -> Iterator[attention.AttentionForm]:
         yield fitting.fit(rows, 0, H200)
 
 
+def test_heads_of_queries_may_share_those_of_keys() -> None:
+    call = _flash()
+    query = call.args[0]
+    assert isinstance(query, TensorArg)
+    batch, heads, length, dim = query.shape
+    shared, odd = (TensorArg((batch, count, length, dim), query.dtype) for count in (heads // 4, heads - 1))
+    whole, fewer = (heads_of(replace(call, args=(query, keys, keys, *call.args[3:]))) for keys in (query, shared))
+    assert fewer == whole
+    with pytest.raises(InputError, match="do not fit together"):
+        heads_of(replace(call, args=(query, odd, odd, *call.args[3:])))
+
+
 def test_sizes_masks_and_direction_are_read_from_every_measured_op(rows: list[Row]) -> None:
     for row in rows:
         heads = heads_of(row.question.call)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.models.launching import GPU
+from tests.models.launching import GPU, rules_of
 
 from steptime._models.kernels.call import Call, DtypeArg, TensorArg, contiguous
 from steptime._models.kernels.family import families, launches_of
-from steptime._models.kernels.launches import MEMCPY, MEMSET, REDUCE, STRIDED, UNROLLED, VECTORIZED, fresh, short_name
+from steptime._models.kernels.launches import MEMCPY, MEMSET, REDUCE, STRIDED, UNROLLED, VECTORIZED, fresh, operand, short_name
 from steptime._models.kernels.launches.iterator import broadcast, copies, iterate, pointwise, reduction
 from steptime.errors import InputError
 from steptime_lab.measurements.kernels import Row, rows_of
@@ -171,3 +171,19 @@ def test_a_call_that_cannot_be_is_one_clear_line_that_names_the_op(call: Call, s
         launches_of(call, GPU)
     assert said in str(error.value)
     assert call.op in str(error.value)
+
+
+def test_warps_ask_for_the_sectors_of_each_operand_by_its_own_strides() -> None:
+    x = operand(TensorArg((64, 256, 128)), 0)
+    half = operand(TensorArg((64, 128, 256), "bfloat16").transposed(), 1)
+    bias = operand(TensorArg((128,)), 1)
+    elements = 64 * 256 * 128
+    asked = [pointwise((x, other), x, existing=True).facts["sector_bytes"] / elements for other in (half, bias)]
+    # Written and read in lines, 4 bytes each; across, a sector for every element; a bias again for every row.
+    assert asked == [4 + 4 + 32, 4 + 4 + 4]
+
+
+def test_a_scan_along_an_outer_axis_has_a_kernel_of_its_own() -> None:
+    launches, x = rules_of("reduction"), TensorArg((8, 512, 64))
+    kernels = [launches(Call("aten::cumsum.default", (x, axis)))[0].kernel for axis in (1, -2, -1, 2)]
+    assert kernels == ["tensor_kernel_scan_outer_dim"] * 2 + ["tensor_kernel_scan_innermost_dim"] * 2

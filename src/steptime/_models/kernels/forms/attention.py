@@ -75,7 +75,9 @@ def heads_of(call: Call) -> Heads:
     first = 1 if backward else 0
     query, key, value = (_tensor(call, first + index) for index in range(3))
     shape = query.shape
-    if key.shape[:2] != shape[:2] or value.shape[:3] != key.shape[:3] or key.shape[3] != shape[3]:
+    # Several heads of queries may share one of keys: the products are as many as with keys of their own.
+    shared = key.shape[1] > 0 and shape[1] % key.shape[1] == 0
+    if key.shape[0] != shape[0] or not shared or value.shape[:3] != key.shape[:3] or key.shape[3] != shape[3]:
         queries, keys, values = (shape_text(tensor.shape) for tensor in (query, key, value))
         raise InputError(f"{call.op} of queries {queries}, keys {keys}, values {values}: they do not fit together")
     if backward and _tensor(call, 0).shape[:3] != shape[:3]:
