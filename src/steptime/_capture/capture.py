@@ -69,7 +69,7 @@ def one_iteration(function: Callable[[], Any], recorder: Recorder, warm_up: int,
             return LoopIteration(b"", [], (), (), kept=recorder.kept())
         with recorder.noting():
             data = observed(step)
-    messages = (*recorder.reads.messages(), *said)
+    messages = (*recorder.known.said, *recorder.reads.messages(), *said)
     return LoopIteration(data, recorder.notes, recorder.unnamed_bytes(), messages, parameters_alive(), recorder.kept())
 
 

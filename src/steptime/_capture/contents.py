@@ -94,7 +94,44 @@ _SYNCHRONIZED: dict[str, Callable[..., Any]] = {
     "batch_norm_backward_elemt": lambda _, x, *__: torch.empty_like(x),
 }
 
+
+def _grouped_products(
+    left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor | None = None, *_: Any, **__: Any
+) -> torch.Tensor:
+    """Products of groups one after the other, where they are not in bfloat16: the host reads where groups end.
+
+    (native/cuda/GroupedBlas.cpp, the slow path of `_grouped_mm`.) Groups are rows on the left, or what is summed over.
+    """
+    if ends is None:
+        return torch.bmm(left, right)
+    summed = right.dim() == 2
+    rows, groups = left.shape[1 if summed else 0], ends.shape[0]
+    stops = [min(max(0, int(stop)), rows) for stop in ends.cpu().tolist()]
+    if stops != sorted(stops) or stops[-1] != rows:  # not known
+        stops = [rows * (number + 1) // groups for number in range(groups)]
+    shape = [groups, left.shape[0], right.shape[1]] if summed else [rows, right.shape[-1]]
+    out = torch.empty(shape, dtype=left.dtype, device=left.device)
+    for number, (start, stop) in enumerate(zip((0, *stops), stops, strict=False)):
+        if summed:
+            torch.mm(left[:, start:stop], right[start:stop], out=out[number])
+        else:
+            torch.mm(left[start:stop], right[number], out=out[start:stop])
+    return out
+
+
+_GROUPED = "aten::_grouped_mm"
+
+
+def contents_of(func: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
+    """What an op calls on CUDA; None where it is kernels alone."""
+    name: str = func._schema.name
+    if name == _GROUPED and (args[0].dtype is torch.bfloat16 or args[0].dim() != 2):
+        return None
+    return CONTENTS.get(name)
+
+
 CONTENTS: dict[str, Callable[..., Any]] = {
+    _GROUPED: _grouped_products,
     "aten::_embedding_bag_backward": _bag_backward,
     "aten::_embedding_bag_dense_backward": _bag_dense_backward,
     **recurrent.CONTENTS,

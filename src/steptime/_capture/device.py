@@ -116,8 +116,7 @@ def _replaced(streams: Streams) -> Iterator[tuple[Any, str, Any]]:
     yield torch, "Generator", _Generator
     yield torch.Tensor, "record_stream", _nothing
     yield torch.nn.DataParallel, "__init__", _no_data_parallel
-    yield torch.cuda, "CUDAGraph", type("CUDAGraph", (), {"__init__": _no_graphs})  # a class, since annotations name it
-    yield from ((torch.cuda, name, _no_graphs) for name in ("graph", "make_graphed_callables"))
+    yield from ((torch.cuda, name, _NoGraphs) for name in ("CUDAGraph", "graph", "make_graphed_callables"))
     yield DeviceContext, "__torch_function__", _by_default
     yield torch.nn.Module, "register_parameter", _register_parameter
     yield torch.nn.Module, "register_buffer", _register_buffer
@@ -222,8 +221,11 @@ def _no_data_parallel(*_: Any, **__: Any) -> None:
     )
 
 
-def _no_graphs(*_: Any, **__: Any) -> Any:
-    raise InputError("CUDA graphs: what a graph replays is not captured; capture the step without it")
+class _NoGraphs:
+    """In place of CUDA graphs; a class, which annotations name."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise InputError("CUDA graphs: what a graph replays is not captured; capture the step without it")
 
 
 def _shape_and_dtype(tensor: torch.Tensor) -> dict[str, Any]:

@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from steptime._capture.refusals import unknown_shape
+from steptime._capture.refusals import unknown_shape, user_line
+from steptime._capture.routing import ROUTES, balanced, classes, skew
 from steptime._capture.tensors import META, is_pretended, on_device, tensors_in
 
 # Of a storage. Whole numbers and truth values are what scripts decide by; of floats, rates and the like.
 _MOST_BYTES, _MOST_BYTES_OF_FLOATS = 1 << 21, 1 << 16
+_MOST_BYTES_ROUTED = 1 << 27  # of what follows from which expert each token goes to
 _ROOM = 256  # storages that are kept before those are looked for that are gone
 _WEAK_STORAGE: Any = StorageWeakRef
 _aten: Any = torch.ops.aten
@@ -57,6 +59,32 @@ class Known:
     def __init__(self) -> None:
         self._numbers: dict[int, tuple[Any, torch.UntypedStorage]] = {}
         self._room = _ROOM
+        self._routed: dict[int, str] = {}  # storages whose numbers follow from a balanced choice, and what is said of it
+        self.said: dict[str, None] = {}
+
+    def route(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Takes what picks of few classes, by numbers that are not known, to pick each as often."""
+        picked = _listed(result)[ROUTES[func]]
+        count, along = classes(func, args, kwargs, picked)
+        if not count or self.values(picked) is not None or picked.numel() * picked.itemsize > _MOST_BYTES_ROUTED:
+            return
+        each = picked.numel() / count
+        fullest = f", the fullest {skew():g} times that" if skew() > 1 else ""
+        text = f"chooses among {count} by values of the device, taken as balanced: {each:,.0f} each{fullest} (--expert-skew)"
+        self._routed[picked.untyped_storage()._cdata] = f"{user_line() or 'PyTorch'} {text}"
+        self._keep(picked, balanced(picked, count, along))
+
+    def _route_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """What is said of the choice that numbers among the arguments follow from; empty: of none."""
+        if not self._routed:
+            return ""
+        storages = (tensor.untyped_storage()._cdata for tensor in tensors_in((args, kwargs)) if is_pretended(tensor))
+        return next((self._routed[storage] for storage in storages if storage in self._routed), "")
+
+    def _say(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        said = self._route_of(args, kwargs)
+        if said:
+            self.said[said] = None
 
     def values(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A tensor with the same shape and its numbers, over the memory that all its views share; None: not known."""
@@ -70,7 +98,8 @@ class Known:
 
     def forget(self, tensor: torch.Tensor) -> None:
         """What is written to a tensor is not known any more."""
-        self._numbers.pop(tensor.untyped_storage()._cdata, None)
+        for kept in (self._numbers, self._routed):
+            kept.pop(tensor.untyped_storage()._cdata, None)
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Keeps the numbers of what an op made or wrote, where those it took are known; forgets what it wrote where not."""
@@ -85,8 +114,11 @@ class Known:
         except (RuntimeError, NotImplementedError, IndexError):
             made = None
         pairs = zip(_listed(result), _listed(made), strict=False) if made is not None else ()
+        routed = self._route_of(args, kwargs)
         for tensor, values in pairs:
             self._keep(tensor, values)
+            if routed:
+                self._routed[tensor.untyped_storage()._cdata] = routed
 
     def _overwritten(self, func: Any, args: tuple[Any, ...], result: torch.Tensor) -> bool:
         """Keeps what is written over a whole storage, whatever was there before."""
@@ -103,7 +135,10 @@ class Known:
         given = {key: torch.device("cpu") if key == "device" else _each(value, self._real) for key, value in kwargs.items()}
         torch._C._autograd._enable_record_function(False)
         try:
-            return func(*(_each(value, self._real) for value in args), **given)
+            numbers = [_each(value, self._real) for value in args]
+            if func is _aten.histc.default and not numbers[0].is_floating_point():  # counts of classes, on CUDA alone
+                return func(numbers[0].float(), *numbers[1:], **given).to(numbers[0].dtype)
+            return func(*numbers, **given)
         finally:
             torch._C._autograd._enable_record_function(True)
 
@@ -119,6 +154,7 @@ class Known:
         """What an op that hands numbers to the host says, if they are known: one value; else nothing."""
         if not self.knows(args, kwargs):
             return ()
+        self._say(args, kwargs)
         return (self.computed(func, args, kwargs),)
 
     def picked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
@@ -132,14 +168,19 @@ class Known:
             made, lambda each: on_device(torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=META))
         )
         if known:
+            self._say(args, kwargs)
+            routed = self._route_of(args, kwargs)
             for tensor, values in zip(_listed(result), _listed(made), strict=True):
                 self._keep(tensor, values)
+                if routed:
+                    self._routed[tensor.untyped_storage()._cdata] = routed
         return result, known
 
     def _computable(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
         name = func._schema.name
         read = {key: value for key, value in kwargs.items() if key != "out"}
-        if any(not isinstance(each, torch.Tensor) or not _small(each) for each in _listed(result)):
+        most = _MOST_BYTES_ROUTED if self._route_of(args, kwargs) else 0
+        if any(not isinstance(each, torch.Tensor) or not _small(each, most) for each in _listed(result)):
             return False
         if name in _WRITTEN:
             return name.removeprefix("aten::") in _ANY_SOURCE or self.knows(args, read)
@@ -163,11 +204,12 @@ class Known:
         if len(self._numbers) >= self._room:
             self._numbers = {key: entry for key, entry in self._numbers.items() if not entry[0].expired()}
             self._room = 2 * len(self._numbers) + _ROOM
+            self._routed = {key: said for key, said in self._routed.items() if key in self._numbers}
         self._numbers[storage._cdata] = (_WEAK_STORAGE(storage), kept)
 
 
-def _small(tensor: torch.Tensor) -> bool:
-    most = _MOST_BYTES_OF_FLOATS if tensor.dtype.is_floating_point or tensor.dtype.is_complex else _MOST_BYTES
+def _small(tensor: torch.Tensor, at_most: int = 0) -> bool:
+    most = _MOST_BYTES_OF_FLOATS if tensor.dtype.is_floating_point or tensor.dtype.is_complex else max(_MOST_BYTES, at_most)
     return tensor.layout is torch.strided and tensor.untyped_storage().nbytes() <= most
 
 

@@ -29,9 +29,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from steptime._capture import answers, refusals
 from steptime._capture.assemble import HOST, LEAF, Note
-from steptime._capture.contents import CONTENTS
+from steptime._capture.contents import contents_of
 from steptime._capture.known import INDEXED, TRUTHS, Known, where_true
 from steptime._capture.reads import Reads, is_read
+from steptime._capture.routing import ROUTES
 from steptime._capture.steady import LoopPart
 from steptime._capture.switches import switches_at
 from steptime._capture.tensors import META, is_pretended, tensors_in
@@ -103,6 +104,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.notes, self._held, self._weak = [], {}, []
         self.reads.lines.clear()
         self.reads.picked.clear()
+        self.known.said.clear()
         self._noting = True
 
     def end(self) -> None:
@@ -164,7 +166,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # A model that is tried out before it is moved: its parameters are on the device from the beginning.
             args, kwargs = answers.moved(args), {name: answers.moved(value) for name, value in kwargs.items()}
         refusals.refuse(func, args, kwargs)
-        inside = CONTENTS.get(func._schema.name)
+        inside = contents_of(func, args)
         if not self._noting:
             if inside:
                 with self:
@@ -196,6 +198,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._remembered(func, result)
         result = self._remembered(func, answers.answer(func, args, kwargs))
         self.known.follow(func, args, kwargs, result)
+        if func in ROUTES:
+            self.known.route(func, args, kwargs, result)
         self.reads.learn(func._schema.name, args, result)
         return result
 

@@ -143,7 +143,7 @@ class LoopWatch:
         others = self._steady.others(self._length)
         if others:
             result.append(f"{_count(others, 'iteration')} before it did something else (logging, evaluation), not part of it")
-        return (*result, *self._recorder.reads.messages())
+        return (*result, *self._recorder.known.said, *self._recorder.reads.messages())
 
 
 class FoundError(BaseException):

@@ -40,6 +40,15 @@ Limit = Annotated[
     Option("--limit", metavar="SECONDS", help="How long a training script may run (120 if not given).", show_default=False),
 ]
 
+ExpertSkew = Annotated[
+    float | None,
+    Option(
+        "--expert-skew", metavar="FACTOR", help="Of a mixture of experts captured: tokens of the fullest, by the mean.",
+        show_default=False,
+    ),
+]  # fmt: skip
+_SKEW = "STEPTIME_EXPERT_SKEW"  # read where experts are routed to, also in the process of a script
+
 NO_TORCH = "measuring needs PyTorch, which is not installed; pip install 'steptime[measure]' (predicting does without)"
 # Reads shorter than this need no progress bar.
 PATIENCE_S = 0.5
@@ -47,6 +56,12 @@ PATIENCE_S = 0.5
 FILE_WIDTH = 100
 # Narrower than this, lines are left to the terminal to break.
 WIDTH_AT_LEAST = 60
+
+
+def skew_experts(factor: float | None) -> None:
+    """Says how much fuller than the mean the fullest expert of what is captured from here on is."""
+    if factor is not None:
+        os.environ[_SKEW] = f"{factor:g}"
 
 
 def read(

@@ -8,7 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from steptime._cli.output import CalibrationFile, Json, Limit, Trace, Traces, announce, input_files, print_files, read, show
+from steptime._cli.output import (
+    CalibrationFile,
+    ExpertSkew,
+    Json,
+    Limit,
+    Trace,
+    Traces,
+    announce,
+    input_files,
+    print_files,
+    read,
+    show,
+    skew_experts,
+)
 from steptime.errors import InputError
 
 if TYPE_CHECKING:
@@ -50,6 +63,7 @@ def predict(
     calibration: CalibrationFile = None,
     strict: Annotated[bool, Option("--strict", help="Fail on an op without a model instead of estimating it.")] = False,
     limit: Limit = None,
+    expert_skew: ExpertSkew = None,
     json: Json = False,
     html: Annotated[
         Path | None, Option("--html", metavar="FILE", help="Write everything as a single HTML page that works offline.")
@@ -62,6 +76,7 @@ def predict(
     from steptime._files import refuse_overwriting
     from steptime._report.text import print_prediction
 
+    skew_experts(expert_skew)
     outputs = {"--html": html, "--trace": trace}
     refuse_overwriting(outputs, input_files(workload, plan, platform, device, host, fabric, lookups, calibration))
     answer = predicted(
@@ -197,6 +212,7 @@ def capture(
     ranks: Annotated[int | None, Option("--ranks", min=1, help="Number of ranks.", show_default=False)] = None,
     batch: Annotated[int | None, Option("--batch", min=1, help="Samples of all ranks, if the function takes a batch.")] = None,
     limit: Limit = None,
+    expert_skew: ExpertSkew = None,
     json: Json = False,
 ) -> None:
     """Save what a PyTorch training step does, without a GPU: forward, backward and optimiser, op by op."""
@@ -207,6 +223,7 @@ def capture(
 
     if not output.name.endswith((".json", ".json.gz")):
         raise InputError(f"{output}: a workload is saved as one file; give a name that ends in .json or .json.gz")
+    skew_experts(expert_skew)
     announce(function, quiet=json)
     workload = captured(function, arguments=arguments or (), batch=batch, ranks=ranks, limit_s=limit)
     saved.write(workload, output)

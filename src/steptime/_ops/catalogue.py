@@ -143,7 +143,7 @@ _WORKSPACES = dict.fromkeys(("mm", "bmm", "baddbmm", "addmv", "mv", "dot"), Work
     ("addmm", "_addmm_activation"), Workspace.PRODUCT_WITH_BIAS
 )
 _FACTS = {
-    "reads_back": re.compile(r"item|_local_scalar_dense|nonzero|is_nonzero"),
+    "reads_back": re.compile(r"item|_local_scalar_dense|(?:is_)?nonzero|masked_select|_unique2|unique_\w+|bincount"),
     "sparse_part": re.compile(_SPARSE_PARTS.replace(" ", "|")),
     "counts": re.compile(r"arange"),
     "host_tensors": re.compile(r"copy_|_to_copy|_foreach_copy_|_scaled_dot_product\w*"),  # native/TensorAdvancedIndexing.cpp

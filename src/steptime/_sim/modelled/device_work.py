@@ -270,4 +270,5 @@ def _unknown(program: Program, work: IssuedWork, device: Device) -> OpWork:
     dtype = next((tensor.dtype for tensor in tensors if "float" in tensor.dtype), tensors[0].dtype if tensors else "float32")
     precision = computed_in(work.name, dtype, table.signatures[work.op].switches.tf32)
     estimate = guess(device.limits, flop, float(nbytes), precision)
-    return OpWork(work.op, (LaunchTime(work.name, estimate.time_ns),), estimate, f"unknown {work.name}")
+    back = 0 if op_kind(work.name).reads_back else -1
+    return OpWork(work.op, (LaunchTime(work.name, estimate.time_ns),), estimate, f"unknown {work.name}", back)
