@@ -29,6 +29,7 @@ from torch.utils._device import DeviceContext, _device_constructors
 
 from steptime._capture import questions
 from steptime._capture.autocast import casting
+from steptime._capture.compiler import idle_compiler
 from steptime._capture.cuda_choices import chosen
 from steptime._capture.log import CommLog, Streams
 from steptime._capture.switches import restored
@@ -144,8 +145,11 @@ def pretended(log: CommLog, *, devices: int = 1) -> Iterator[Streams]:
     _parameters.clear()
     with ExitStack() as stack:
         asked = questions.replaced(streams, _PROPERTIES.total_memory, devices)
-        for owner, name, stand_in in chain(_replaced(streams), asked):
+        replaced = tuple(chain(_replaced(streams), asked))
+        really = {name: getattr(torch.cuda, name) for owner, name, _ in replaced if owner is torch.cuda}
+        for owner, name, stand_in in replaced:
             stack.enter_context(patch.object(owner, name, stand_in))
+        stack.enter_context(idle_compiler(really))
         stack.enter_context(restored())
         stack.enter_context(casting())
         stack.enter_context(chosen())

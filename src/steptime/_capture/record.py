@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # what PyTorch imports on the first call of a mode must not find a pretended device
 import torch._meta_registrations  # shapes of ops whose meta functions are written in Python
 from torch._C import DispatchKey
 from torch.autograd.profiler import record_function

@@ -67,7 +67,7 @@ def restored() -> Iterator[None]:
     cudnn, cuda = torch.backends.cudnn, torch.backends.cuda
     kept = [(cudnn, name, getattr(cudnn, name)) for name in ("enabled", "benchmark", "deterministic")]
     back_ends = {name: getattr(cuda, f"{name}_sdp_enabled")() for name in ("flash", "mem_efficient", "math", "cudnn")}
-    deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    deterministic = _deterministic()
     try:
         yield
     finally:
@@ -78,4 +78,9 @@ def restored() -> Iterator[None]:
             setattr(owner, name, value)
         for name, value in back_ends.items():
             getattr(cuda, f"enable_{name}_sdp")(value)
-        torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
+        if _deterministic() != deterministic:  # which imports the compiler
+            torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
