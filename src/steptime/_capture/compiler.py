@@ -29,8 +29,8 @@ def idle_compiler(really: Mapping[str, Any]) -> Iterator[None]:
     if _NAME in sys.modules:
         yield
         return
-    idle = _Idle(really)
-    finder = _Finder(idle)
+    idle = IdleCompiler(really)
+    finder = _CompilerFinder(idle)
     sys.modules[_NAME] = torch._dynamo = idle
     sys.meta_path.insert(0, finder)
     try:
@@ -40,22 +40,22 @@ def idle_compiler(really: Mapping[str, Any]) -> Iterator[None]:
         idle.leave()
 
 
-class _Idle(ModuleType):
+class IdleCompiler(ModuleType):
     """Stands for the compiler until more is asked of it than to stay away."""
 
     def __init__(self, really: Mapping[str, Any]) -> None:
         super().__init__(_NAME, __doc__)
         self.__spec__ = PathFinder.find_spec(_NAME, torch.__path__)
-        self.__path__: list[str] = []  # its modules are found by `_Finder`
+        self.__path__: list[str] = []  # its modules are found by `_CompilerFinder`
         self._really = really
         self._left_alone: list[Any] = []
-        self.config = _Idle._Part(self, "config", error_on_nested_fx_trace=True)
-        self.trace_rules = _Idle._Part(self, "trace_rules", clear_lru_cache=lambda: None)
+        self.config = IdleCompiler._Part(self, "config", error_on_nested_fx_trace=True)
+        self.trace_rules = IdleCompiler._Part(self, "trace_rules", clear_lru_cache=lambda: None)
 
     class _Part:
         """One of its modules, as far as it is asked for by everybody."""
 
-        def __init__(self, whole: _Idle, name: str, **known: Any) -> None:
+        def __init__(self, whole: IdleCompiler, name: str, **known: Any) -> None:
             self.__dict__.update(known, _whole=whole, _name=name)
 
         def __getattr__(self, name: str) -> Any:
@@ -112,10 +112,10 @@ def _put(values: Mapping[str, Any]) -> None:
         setattr(torch.cuda, name, value)
 
 
-class _Finder:
+class _CompilerFinder:
     """Finds modules of the compiler once it is there."""
 
-    def __init__(self, idle: _Idle) -> None:
+    def __init__(self, idle: IdleCompiler) -> None:
         self._idle = idle
 
     def find_spec(self, name: str, path: Any, _: Any = None) -> ModuleSpec | None:
@@ -125,10 +125,10 @@ class _Finder:
             return None
         real = self._idle.real()
         known = sys.modules.get(name)
-        return PathFinder.find_spec(name, real.__path__) if known is None else spec_from_loader(name, _Loaded(known))
+        return PathFinder.find_spec(name, real.__path__) if known is None else spec_from_loader(name, _LoadedBefore(known))
 
 
-class _Loaded(Loader):
+class _LoadedBefore(Loader):
     """Loads a module that is there already."""
 
     def __init__(self, module: ModuleType) -> None:
