@@ -89,3 +89,75 @@ def test_compiling_is_said_not_to_be_honoured() -> None:
 def test_what_is_not_captured_is_refused_with_the_way_out(make: Callable[[], Any], text: str) -> None:
     with pytest.raises(InputError, match=text):
         capture(make)
+
+
+def test_scripted_and_traced_modules_run_eagerly_and_that_is_said() -> None:
+    def make() -> Callable[[], None]:
+        x = torch.randn(4, 32, device="cuda")
+        model = nn.Sequential(torch.jit.script(nn.Linear(32, 32)), torch.jit.trace(nn.Linear(32, 8), x)).to("cuda")
+        return stepping(model, lambda: model(x).sum())
+
+    program, messages = captured_step(make)
+    assert op_table(program).names.count("aten::addmm") == 2
+    assert any("torch.jit is not honoured" in message for message in messages)
+
+
+def test_batch_norm_over_all_ranks_gathers_statistics_and_reduces_their_gradients() -> None:
+    def make() -> Callable[[], None]:
+        plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 2))
+        model = nn.parallel.DistributedDataParallel(nn.SyncBatchNorm.convert_sync_batchnorm(plain).to("cuda"))
+        x = torch.randn(4, 3, 8, 8, device="cuda")
+        return stepping(model, lambda: model(x).sum())
+
+    (program,) = capture_ranks(make, ranks=2, alike=True).programs
+    names = op_table(program).names
+    for name in ("stats", "gather_stats_with_counts", "elemt", "backward_reduce", "backward_elemt"):
+        assert names.count(f"aten::batch_norm_{name}") == 1
+    kinds = [each.kind for each in program.collectives]
+    assert kinds.count("all_gather") == 1
+    assert kinds.count("all_reduce") == 2  # of the norm's gradients, and of DDP's bucket
+
+
+class Accelerated:
+    """A wrapper in the manner of training libraries: it prepares, casts, scales, accumulates and clips."""
+
+    def __init__(self, every: int) -> None:
+        self.every, self.count = every, 0
+        self.scaler = torch.amp.GradScaler("cuda")
+
+    def prepare(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
+        moved = model.to("cuda")
+        forward = moved.forward
+        moved.forward = torch.autocast("cuda", torch.float16)(forward)
+        return moved, optimizer
+
+    def backward(self, loss: Any) -> None:
+        self.count += 1
+        self.scaler.scale(loss / self.every).backward()
+
+    def step(self, model: Any, optimizer: Any) -> None:
+        if self.count % self.every:
+            return
+        self.scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        optimizer.zero_grad()
+
+
+def test_a_wrapper_that_casts_scales_and_accumulates_is_captured() -> None:
+    def make() -> Callable[[], None]:
+        helper, model = Accelerated(2), mlp()
+        model, optimizer = helper.prepare(model, torch.optim.AdamW(model.parameters()))
+        x = torch.randn(4, 32, device="cuda")
+
+        def step() -> None:
+            for _ in range(2):
+                helper.backward(model(x).sum())
+                helper.step(model, optimizer)
+
+        return step
+
+    names = op_table(capture(make)).names
+    assert sum(name.startswith("Optimizer.step") for name in names) == 1
+    assert names.count("aten::_amp_foreach_non_finite_check_and_unscale_") == 1

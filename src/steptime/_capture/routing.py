@@ -1,7 +1,7 @@
 """Which expert each token goes to, where a model decides by values that are not there: every expert gets as many.
 
-What picks one or several of few classes (`topk`, `argmax`, ...) gives numbers that are known from then on: masks, counts, splits
-and loops over experts have the shapes of a balanced mixture. `--expert-skew` makes the fullest expert larger.
+What picks one or several of few classes (`topk`, `argmax`, ...) gives numbers that are then known: masks, counts, splits and
+loops over experts have the shapes of a balanced mixture. `--expert-skew` makes the fullest expert larger.
 """
 
 from __future__ import annotations
