@@ -77,14 +77,15 @@ class Script:
                 f"{self.path}: starts {started} processes itself, not {ranks}; leave --ranks out, or give {started}"
             )
         result = self._alone(first, count) if not first.outcome.joined else _ranked(first)
-        return replace(result, name=self.path.stem, rebuild=RunAgain(self, ranks))
+        description = Description(parameters=first.program.meta.get("parameters"))
+        return replace(result, name=self.path.stem, description=description, rebuild=RunAgain(self, ranks))
 
     def _alone(self, first: _Run, ranks: int) -> Workload:
         messages = first.outcome.messages
         if ranks > 1:
             messages += (f"the script joins no process group: it is one rank, on one of {ranks} GPUs",)
         program = replace(first.program, rank=0, world_size=1)
-        return Workload((program,), 1, "", messages, description=Description(parameters=program.meta.get("parameters")))
+        return Workload((program,), 1, "", messages)
 
 
 @dataclass(frozen=True)

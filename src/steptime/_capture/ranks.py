@@ -16,7 +16,7 @@ import numpy as np
 
 from steptime._capture.answers import remembered
 from steptime._capture.assemble import assembled
-from steptime._capture.capture import OUTSIDE, one_iteration
+from steptime._capture.capture import OUTSIDE, PARAMETERS, one_iteration
 from steptime._capture.collectives import with_collectives
 from steptime._capture.ddp import captured_data_parallel
 from steptime._capture.device import pretended
@@ -90,7 +90,7 @@ def captured_rank(iteration: LoopIteration, around: World, what: str) -> Capture
     trace = assembled(read(iteration.data, what), iteration.notes)
     streamed = with_collectives(replace(trace, rank=rank, world_size=ranks), log, around.groups())
     program = to_program(streamed.trace, rank=rank, world_size=ranks)
-    meta = dict(program.meta)
+    meta = {**program.meta, PARAMETERS: iteration.parameters}
     if iteration.outside:
         meta[OUTSIDE] = iteration.outside
     if any(streamed.streams):
