@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 from steptime import Workload, capture, predict, read  # noqa: E402
 from steptime._program.program import DEFAULT_SWITCHES, Program, Switches  # noqa: E402
+from steptime.errors import InputError  # noqa: E402
 
 Switch = Callable[[], object]
 
@@ -157,3 +160,52 @@ def test_a_switch_that_no_model_knows_is_said_with_what_it_concerns(switch: Swit
     assert len(found) == 1
     assert "% of the kernels' time (aten::convolution" in found[0]
     assert not any("kernels are asked for" in each for each in predict(convolutional(lambda: None), platform="1xh200").warnings)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "op"),
+    [
+        ([], "aten::_scaled_dot_product_cudnn_attention"),
+        ([SDPBackend.FLASH_ATTENTION], "aten::_scaled_dot_product_flash_attention"),
+        ([SDPBackend.EFFICIENT_ATTENTION], "aten::_scaled_dot_product_efficient_attention"),
+        ([SDPBackend.MATH], "aten::_scaled_dot_product_attention_math"),
+        ([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], "aten::_scaled_dot_product_flash_attention"),
+    ],
+)
+def test_attention_takes_the_kernel_that_a_script_allows(allowed: list[SDPBackend], op: str) -> None:
+    def make() -> Callable[[], None]:
+        query = torch.randn(2, 4, 64, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+        def step() -> None:
+            with sdpa_kernel(allowed) if allowed else nullcontext():
+                nn.functional.scaled_dot_product_attention(query, query, query).sum().backward()
+
+        return step
+
+    program = capture(make).programs[0]
+    fused = {name for name in program.names if name.startswith("aten::_scaled_dot_product") and "backward" not in name}
+    assert fused == {op}
+
+
+def test_cudnn_is_not_asked_for_attention_where_it_is_switched_off() -> None:
+    def make() -> Callable[[], None]:
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        query = torch.randn(2, 4, 64, 64, device="cuda", dtype=torch.bfloat16)
+        return lambda: nn.functional.scaled_dot_product_attention(query, query, query)
+
+    assert "aten::_scaled_dot_product_flash_attention" in capture(make).programs[0].names
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_attention_that_no_allowed_kernel_takes_is_an_error_as_on_a_gpu() -> None:
+    def make() -> Callable[[], None]:
+        query = torch.randn(2, 4, 64, 64, device="cuda")
+
+        def step() -> None:
+            with sdpa_kernel([SDPBackend.FLASH_ATTENTION]):
+                nn.functional.scaled_dot_product_attention(query, query, query)
+
+        return step
+
+    with pytest.raises(InputError, match="No available kernel"):
+        capture(make)

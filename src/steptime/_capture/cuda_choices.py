@@ -6,7 +6,7 @@ op as always and inside it what CUDA runs. They are checked op by op against tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,8 +34,18 @@ def _as_elsewhere(op: Any, *args: Any, **kwargs: Any) -> Any:
     return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
-# at::SDPBackend
+# at::SDPBackend, by number.
 MATH, FLASH, EFFICIENT, CUDNN = "math", "flash", "efficient", "cudnn"
+_BY_NUMBER = {0: MATH, 1: FLASH, 2: EFFICIENT, 3: CUDNN}
+# Unless a script gives another order: cuDNN is preferred from compute capability 9.0 on (priority_order).
+_PREFERRED = (CUDNN, FLASH, EFFICIENT, MATH)
+_PREFERRED_ELSEWHERE = [FLASH, EFFICIENT, MATH, CUDNN]
+_ENABLED: dict[str, Callable[[], bool]] = {
+    MATH: torch.backends.cuda.math_sdp_enabled,
+    FLASH: torch.backends.cuda.flash_sdp_enabled,
+    EFFICIENT: torch.backends.cuda.mem_efficient_sdp_enabled,
+    CUDNN: torch.backends.cuda.cudnn_sdp_enabled,
+}
 
 
 def attention_backend(
@@ -43,20 +53,50 @@ def attention_backend(
 ) -> str:
     """Which kernel attention takes, on a GPU like the reference device (native/transformers/cuda/sdp_utils.cpp).
 
-    Halves go to cuDNN, which is preferred from compute capability 9.0 on, or to flash attention, single precision to the
-    memory-efficient kernel.
+    The first that takes the arguments, of those that the script allows (`sdpa_kernel`, `torch.backends.cuda.enable_flash_sdp`):
+    cuDNN's, then flash attention for halves, the memory-efficient kernel for single precision.
     """
+    takes = {name: rule(query, key, value, mask, causal) for name, rule in _TAKES.items()}
+    result = next((name for name in _in_order() if takes[name] and _ENABLED[name]()), None)
+    if result is None:
+        raise RuntimeError("No available kernel. Aborting execution.")  # as PyTorch does
+    return result
+
+
+def _in_order() -> Sequence[str]:
+    said = [_BY_NUMBER[number] for number in torch._C._get_sdp_priority_order() if number in _BY_NUMBER]
+    return _PREFERRED if said == _PREFERRED_ELSEWHERE else said
+
+
+def _fusable(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, causal: bool) -> bool:
     plain = query.dim() == key.dim() == value.dim() == 4 and query.dtype == key.dtype == value.dtype
+    return plain and all(query.shape) and all(key.shape) and not (causal and mask is not None)
+
+
+def _takes_cudnn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, causal: bool) -> bool:
     dims = (query.shape[-1], value.shape[-1])
-    aligned = not any(dim % 8 for dim in dims)
-    if not plain or not all(query.shape) or not all(key.shape) or (causal and mask is not None):
-        return MATH
-    if query.dtype in _HALVES:
-        if aligned and max(dims) <= 128 and not _trained(mask) and not (causal and query.shape[-2] > key.shape[-2]):
-            return CUDNN
-        if mask is None and max(dims) <= 256 and dims[0] == dims[1]:
-            return FLASH
-    return EFFICIENT if query.dtype in (*_HALVES, torch.float32) and query.shape[-3] == key.shape[-3] else MATH
+    sized = not any(dim % 8 for dim in dims) and max(dims) <= 128 and not (causal and query.shape[-2] > key.shape[-2])
+    repeatable = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    fusable = _fusable(query, key, value, mask, causal) and query.dtype in _HALVES
+    return fusable and sized and not repeatable and not _trained(mask)
+
+
+def _takes_flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, causal: bool) -> bool:
+    dims = (query.shape[-1], value.shape[-1])
+    sized = mask is None and max(dims) <= 256 and dims[0] == dims[1]
+    return _fusable(query, key, value, mask, causal) and query.dtype in _HALVES and sized
+
+
+def _takes_efficient(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, causal: bool
+) -> bool:
+    fusable = _fusable(query, key, value, mask, causal)
+    return fusable and query.dtype in (*_HALVES, torch.float32) and query.shape[-3] == key.shape[-3]
+
+
+_TAKES: dict[str, Callable[..., bool]] = {
+    CUDNN: _takes_cudnn, FLASH: _takes_flash, EFFICIENT: _takes_efficient, MATH: lambda *_: True
+}  # fmt: skip
 
 
 def _trained(mask: torch.Tensor | None) -> bool:
