@@ -145,3 +145,36 @@ def test_orders_are_saved_and_read_again(tmp_path: Path) -> None:
 
 def test_what_is_given_to_another_stream_is_said_to_be_used_there() -> None:
     assert orders(captured(before=lambda side, large: large.record_stream(side))) == []
+
+
+def copying(host: Any, **options: Any) -> Workload:
+    def make() -> Callable[[], None]:
+        model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(8)]).to("cuda")
+        source = host()
+        return lambda: model(source.to("cuda", **options)).sum().backward()
+
+    return capture(make)
+
+
+def test_the_host_waits_for_copies_but_those_from_pinned_memory_that_are_not_to_block() -> None:
+    def flags(workload: Workload) -> set[Any]:
+        program = workload.programs[0]
+        rows = zip(program.ops.name.tolist(), program.ops.signature.tolist(), strict=True)
+        return {program.signatures[row].inputs[2] for at, row in rows if program.names[at] == "aten::copy_"}
+
+    def pageable() -> Any:
+        return torch.zeros(4096, 1024)
+
+    def pinned() -> Any:
+        return torch.zeros(4096, 1024).pin_memory()
+
+    free = copying(lambda: torch.zeros(4096, 1024, pin_memory=True), non_blocking=True)
+    assert flags(free) == {True}
+    assert free.programs[0].orders == ()
+    assert time_ms(copying(pinned, non_blocking=True)) == time_ms(free)
+    waiting = copying(pinned)
+    assert orders(waiting) == [(EVENT, -1, 0)]
+    assert time_ms(waiting) > time_ms(free)
+    slow = copying(pageable)
+    assert flags(slow) == flags(copying(pageable, non_blocking=True)) == {False}
+    assert time_ms(copying(pageable, non_blocking=True)) == time_ms(slow) > time_ms(waiting)

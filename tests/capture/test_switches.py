@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -178,7 +179,8 @@ def test_attention_takes_the_kernel_that_a_script_allows(allowed: list[SDPBacken
 
         def step() -> None:
             with sdpa_kernel(allowed) if allowed else nullcontext():
-                nn.functional.scaled_dot_product_attention(query, query, query).sum().backward()
+                result: Any = nn.functional.scaled_dot_product_attention(query, query, query)
+            result.sum().backward()
 
         return step
 
@@ -188,7 +190,7 @@ def test_attention_takes_the_kernel_that_a_script_allows(allowed: list[SDPBacken
 
 
 def test_cudnn_is_not_asked_for_attention_where_it_is_switched_off() -> None:
-    def make() -> Callable[[], None]:
+    def make() -> Callable[[], object]:
         torch.backends.cuda.enable_cudnn_sdp(False)
         query = torch.randn(2, 4, 64, 64, device="cuda", dtype=torch.bfloat16)
         return lambda: nn.functional.scaled_dot_product_attention(query, query, query)

@@ -28,6 +28,7 @@ _MODE = "PythonDispatchMode"  # PyTorch's own record of calling a dispatch mode
 _INTO_ZEROS = frozenset(("aten::index_add", "aten::scatter_add"))
 # The gradient of indexing (FunctionsManual.cpp, index_backward).
 _INDEX_BACKWARD, _INDEX_PUT, _PUT_INTO = "IndexBackward0", "aten::index_put", "aten::_index_put_impl_"
+_COPY_FLAG = {"aten::copy_": 2, "aten::_to_copy": 5}  # place of `non_blocking`
 _META, _DEVICE = "meta", "cuda:0"
 _MAIN, _BACKWARD = 1, 2
 
@@ -41,6 +42,7 @@ class Note:
     outputs: list[int] = field(default_factory=list)
     over: bool = False  # nobody else holds its first argument, so that a sum of gradients can be written over it
     switches: Switches = DEFAULT_SWITCHES
+    pageable: bool = False  # a copy that the host waits for whatever it says: its memory is not pinned
 
 
 def assembled(trace: ExecutionTrace, notes: Sequence[Note]) -> ExecutionTrace:
@@ -62,6 +64,7 @@ class _Row:
     note: Note | None = None
     over: bool = False  # returns what it is given first
     more: tuple[Value, ...] = ()  # arguments besides those recorded
+    blocking: int = 0  # place of the argument that says that a copy does not block, where it does so all the same
 
 
 class _Tree:
@@ -125,6 +128,11 @@ class _Tree:
             return
         row = self.rows[at]
         row.note = note
+        if note.pageable:
+            row.blocking = _COPY_FLAG[row.name]
+            above = row.parent
+            if above >= 0 and self.rows[above].name in _COPY_FLAG:
+                self.rows[above].blocking = _COPY_FLAG[self.rows[above].name]
         around = self._around(at)
         summed = note.over and around.startswith(ENGINE)
         if summed or (note.name in _INTO_ZEROS and row.backward and "backward" in around.lower()):
@@ -194,6 +202,8 @@ class _Values:
 
 def _node(row: _Row, values: _Values) -> Node:
     inputs = (*map(values.of, row.node.signature.inputs), *row.more)
+    if row.blocking:
+        inputs = (*inputs[: row.blocking], False, *inputs[row.blocking + 1 :])
     outputs = inputs[:1] if row.over else tuple(map(values.of, row.node.signature.outputs))
     tid, forward = (_BACKWARD, _MAIN) if row.backward else (_MAIN, 0)
     switches = DEFAULT_SWITCHES if row.note is None else row.note.switches

@@ -17,7 +17,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from itertools import chain
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 from weakref import ref
 
@@ -32,6 +32,7 @@ from steptime._capture.autocast import casting
 from steptime._capture.compiler import idle_compiler
 from steptime._capture.cuda_choices import chosen
 from steptime._capture.log import CommLog, Streams
+from steptime._capture.pinned import is_pinned, pin
 from steptime._capture.switches import restored
 from steptime._capture.tensors import CUDA, META, is_pretended
 from steptime._hardware.device import reference_device
@@ -155,6 +156,7 @@ def pretended(log: CommLog, *, devices: int = 1) -> Iterator[Streams]:
         stack.enter_context(chosen())
         # It compares what is recomputed with what was there, and asks for devices where no mode is asked.
         stack.enter_context(patch.dict(checkpoint._allowed_determinism_checks_to_fns, {"default": _shape_and_dtype}))
+        stack.enter_context(patch.object(DeviceNames, "streams", streams))
         stack.enter_context(DeviceNames())
         yield streams
 
@@ -170,6 +172,8 @@ def translated(device: Any) -> Any:
 
 class DeviceNames(TorchFunctionMode):
     """Lets Python say `cuda` where C++ says `meta`, and takes the choices of CUDA that are made above the dispatcher."""
+
+    streams: ClassVar[Streams | None] = None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -188,12 +192,20 @@ class DeviceNames(TorchFunctionMode):
             return func("cuda", *args)  # which accelerator there is C++ does not know
         if func is torch.Tensor.to:
             args = (args[0], *map(translated, args[1:2]), *args[2:])
+            if self.streams and _blocks(args, kwargs):
+                # What it is made of where the memory is pinned (native/cuda/Copy.cu, memcpy_and_sync).
+                named = {name: translated(value) if name == "device" else value for name, value in kwargs.items()}
+                result = func(*args, **{**named, "non_blocking": True})
+                self.streams.current.synchronize()
+                return result
         if func in _FROM_DATA and translated(kwargs.get("device")) == META:
             # Made on the CPU and copied, as PyTorch does it too.
             rest = {key: value for key, value in kwargs.items() if key not in ("device", "requires_grad")}
             return func(*args, **rest).to(META).requires_grad_(kwargs.get("requires_grad", False))
         if "device" in kwargs:
             kwargs = {**kwargs, "device": translated(kwargs["device"])}
+        if kwargs.get("pin_memory"):
+            return pin(func(*args, **{**kwargs, "pin_memory": False}))
         return func(*args, **kwargs)
 
 
@@ -208,13 +220,22 @@ def _by_default(
 
 
 _NAMES = DeviceNames()
+
+
+def _blocks(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether `Tensor.to` is a copy from pinned memory to the device for which the host waits."""
+    target = args[1] if len(args) > 1 else translated(kwargs.get("device"))
+    asked = len(args) >= _PLACE_OF_FLAG or kwargs.get("non_blocking")
+    return target is META and not asked and is_pinned(args[0])
+
+
+_PLACE_OF_FLAG = 4  # of `non_blocking` among the arguments of `Tensor.to(device, dtype, non_blocking)`, the tensor counted
 _FROM_DATA = (torch.tensor, torch.as_tensor, torch.asarray)
 _GETTERS: dict[Any, Callable[[torch.Tensor], Any]] = {
     torch.Tensor.device.__get__: lambda _: CUDA,
     torch.Tensor.is_cuda.__get__: lambda _: True,  # type: ignore[attr-defined]
     torch.Tensor.is_meta.__get__: lambda _: False,  # type: ignore[attr-defined]
     torch.Tensor.get_device: lambda _: 0,
-    torch.Tensor.pin_memory: lambda tensor: tensor,
 }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.cuda.nvtx
 
+from steptime._capture import pinned
 from steptime._capture.log import Streams
 from steptime._capture.tensors import CUDA, is_pretended
 
@@ -78,7 +79,7 @@ def replaced(streams: Streams, memory_bytes: int, devices: int) -> Iterator[tupl
     yield torch._C._nn, "_parse_to", _parsed
     yield from ((torch.cuda, name, kind) for name, kind in _TYPES.items())
     yield torch.Tensor, "__repr__", _shown
-    yield torch.Tensor, "pin_memory", lambda tensor, *_, **__: tensor
+    yield from pinned.replaced()
     yield torch, "load", _loaded
     yield torch.cuda, "mem_get_info", lambda *_, **__: (memory_bytes, memory_bytes)
     yield from ((torch.cuda, name, lambda *_, **__: OrderedDict()) for name in ("memory_stats", "host_memory_stats"))

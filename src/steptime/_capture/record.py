@@ -30,6 +30,7 @@ from steptime._capture import answers, refusals
 from steptime._capture.assemble import HOST, LEAF, Note
 from steptime._capture.contents import contents_of
 from steptime._capture.known import INDEXED, TRUTHS, Known, where_true
+from steptime._capture.pinned import waits_for_pageable
 from steptime._capture.reads import Reads, is_read
 from steptime._capture.routing import ROUTES
 from steptime._capture.steady import LoopPart
@@ -171,7 +172,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 with self:
                     return inside(*args, **kwargs)
             return self._answer(func, args, kwargs)
-        note = Note(func._schema.name, switches=switches_at(func, args))
+        note = Note(func._schema.name, switches=switches_at(func, args), pageable=waits_for_pageable(func, args))
         if func is torch.ops.aten.add.Tensor:
             note.over = _writable(args[0])
         with record_function(f"{LEAF}{len(self.notes)}"):

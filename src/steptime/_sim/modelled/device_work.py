@@ -15,7 +15,7 @@ import numpy as np
 
 from steptime._lookups.workload import WorkloadLookups
 from steptime._models.estimate import Estimate, Source
-from steptime._models.kernels.call import Call, TensorArg, computed_in, precision_of
+from steptime._models.kernels.call import Call, computed_in, precision_of
 from steptime._models.kernels.from_ops import COMPUTE, LOOKUP, RECURRENT, UNKNOWN, IssuedWork, questions_of
 from steptime._models.kernels.question import LaunchTime
 from steptime._models.kernels.recurrent import WITHIN, Recurrent, StepPart, cell_parts
@@ -252,12 +252,11 @@ def _added_up(program: Program, works: Sequence[IssuedWork]) -> list[str]:
 
 
 def _waits(call: Call) -> bool:
-    """Whether the host waits for a copy of the device's memory to its own: unless it asks not to."""
+    """Whether the host waits for a copy between its memory and the device's: unless its is pinned and it asks not to."""
     plain, given = op_kind(call.op).plain, dict(call.kwargs)
-    if plain == "_to_copy":
-        return given.get("device") == "cpu" and not given.get("non_blocking")
-    target = call.args[0] if plain == "copy_" else None
-    return isinstance(target, TensorArg) and target.device == "pageable" and any(t.device == "device" for t in call.tensors())
+    if plain == "_to_copy" and given.get("device") == "cpu":
+        return not given.get("non_blocking")
+    return plain in ("_to_copy", "copy_") and any(tensor.device == "pageable" for tensor in call.tensors())
 
 
 def _unknown(program: Program, work: IssuedWork, device: Device) -> OpWork:

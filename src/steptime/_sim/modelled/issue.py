@@ -61,7 +61,7 @@ class OpWork:
     launches: tuple[LaunchTime, ...]
     estimate: Estimate  # of all launches together
     group: str
-    read_back: int = -1  # index of the launch of which the host waits for the end, to read a value
+    read_back: int = -1  # index of the launch of which the host waits for the end: a value that it reads, a copy that blocks
     memory: MemoryUse | None = None  # of a lookup beside others
     draw: KernelDraw | None = None  # of all launches together; None: as a call of which only the time is known
 
