@@ -9,8 +9,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from steptime_lab.validate.zoo.answers import PREDICTED, ZooAnswers
+from steptime._platforms.platform import Platform, platform_parts
+from steptime_lab.validate.zoo.answers import PLATFORM, PREDICTED, ZooAnswers
 from steptime_lab.validate.zoo.refit import answered, captured_zoo
+from steptime_lab.workloads.zoo import architectures
+
+
+def say(line: str) -> None:
+    """At once: the whole zoo takes minutes."""
+    print(line, flush=True)
 
 
 def main() -> None:
@@ -19,9 +26,12 @@ def main() -> None:
     parser.add_argument("file", type=Path, nargs="?", default=PREDICTED)
     parser.add_argument("--only", default="", help="names of architectures with commas between")
     given = parser.parse_args()
-    names = [name for name in given.only.split(",") if name]
-    captured, refused = captured_zoo(names, print)
-    ZooAnswers(answered(captured, report=print), refused).write(given.file)
+    platform, cases, refused = Platform.of(platform_parts(PLATFORM)), {}, {}
+    for name in [name for name in given.only.split(",") if name] or architectures():
+        captured, why = captured_zoo([name], say)
+        refused |= why
+        cases |= answered(captured, platform, say)
+        ZooAnswers(cases, refused).write(given.file)
 
 
 if __name__ == "__main__":

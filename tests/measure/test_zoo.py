@@ -19,7 +19,7 @@ from steptime._measurements.store import read
 from steptime.errors import InputError
 from steptime_lab.measure.command import main
 from steptime_lab.measure.zoo import PROFILED, TIMED, _store, chosen, due
-from steptime_lab.measure.zoo.profiled import MARK, profiled, sums_of
+from steptime_lab.measure.zoo.profiled import MARK, Around, KernelSum, folded, profiled, sums_of
 from steptime_lab.measure.zoo.timed import block_means, timed
 from steptime_lab.measurements.sets import ZOO, ZOO_KERNELS
 from steptime_lab.workloads.zoo.architecture import CONTIGUOUS, GROUPS, Architecture, Place, Trainee
@@ -71,6 +71,15 @@ def test_kernels_are_summed_by_step_op_shapes_and_name() -> None:
     )  # fmt: skip
     assert first[0].around.outermost == "aten::mm"
     assert second == []
+
+
+def test_what_takes_next_to_nothing_is_told_without_shapes() -> None:
+    small = [KernelSum(Around("aten::add", "aten::add", f"[[{size}]]"), "k", 2, 1.0) for size in range(4)]
+    long = KernelSum(Around("aten::mm", "aten::mm", "[[8,8],[8,8]]"), "gemm", 1, 10_000.0)
+    first, rest = folded([*small, long])
+    assert first == long
+    assert rest == KernelSum(Around("aten::add", "aten::add", ""), "k", 8, 4.0)
+    assert folded([]) == []
 
 
 def test_blocks_of_short_steps_are_means_over_all_of_them() -> None:

@@ -137,3 +137,42 @@ def test_rows_of_kin_are_left_out_and_sweeps_stay() -> None:
 )
 def test_a_kernel_is_of_the_family_that_a_prediction_has_it_in(op: str, around: str, kernel: str, family: str) -> None:
     assert family_of(op, around, kernel).label == family
+
+
+def test_a_group_is_predicted_by_models_that_saw_none_of_its_kin(monkeypatch: pytest.MonkeyPatch) -> None:
+    from steptime_lab.validate.zoo import refit
+    from steptime_lab.workloads.zoo import architectures
+
+    chosen = {name: (architectures()[name], None) for name in ("resnet20", "policy_gradient", "matrix_factors")}
+    fitted: list[pa.Table] = []
+    asked: dict[str, object] = {}
+
+    def fit_kernels(rows: pa.Table, *_: object, **__: object) -> str:
+        fitted.append(rows)
+        return f"models {len(fitted)}"
+
+    def answered(kin: dict[str, Any], platform: Any, _: object) -> dict[str, ZooAnswer]:
+        asked.update(dict.fromkeys(kin, platform.device.models))
+        return dict.fromkeys(kin, ANSWER)
+
+    monkeypatch.setattr(refit, "captured_zoo", lambda **_: (chosen, {"never": "why"}))
+    monkeypatch.setattr(refit, "fit_kernels", fit_kernels)
+    monkeypatch.setattr(refit, "answered", answered)
+    result = refit.refitted(lambda _: None)
+    assert (set(result.cases), dict(result.refused)) == (set(chosen), {"never": "why"})
+    assert asked["resnet20"] == "models 1"
+    assert asked["matrix_factors"] == "models 2"
+    assert not isinstance(asked["policy_gradient"], str)  # nothing in any fit is of its kin
+    for rows, gone in zip(fitted, (("resnet50", "inception"), ("dlrm",)), strict=True):
+        assert not [source for source in set(rows["source"].to_pylist()) if source.startswith(gone)]
+
+
+def test_committed_predictions_are_of_architectures_there_are() -> None:
+    from steptime_lab.validate.zoo.answers import PREDICTED
+    from steptime_lab.workloads.zoo import architectures
+
+    answers = ZooAnswers.read(PREDICTED)
+    assert {*answers.cases, *answers.refused} == set(architectures())
+    assert len(answers.cases) >= 60
+    assert all(case.group == architectures()[name].group for name, case in answers.cases.items())
+    assert not [why for why in answers.refused.values() if "/" in why]

@@ -25,7 +25,7 @@ BARS_LEFT = 1
 
 
 def measure(context: typer.Context) -> None:
-    """Measure kernels, lookups, host, collectives, steps or sharding on the GPUs of this machine."""
+    """Measure kernels, lookups, host, collectives, steps, sharding or the zoo on the GPUs of this machine."""
     from steptime_lab.measure.command import JOBS, main
 
     # Help, noise and merge do without.

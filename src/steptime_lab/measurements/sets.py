@@ -237,7 +237,7 @@ ZOO_KERNELS = MeasuredSet(
         pa.field("launches", pa.int32()),  # kernels, copies and fills of a step
         pa.field("op", pa.list_(NAME)),  # the innermost op around the launch; empty where none was
         pa.field("around", pa.list_(NAME)),  # the outermost: an optimiser's step, a node of autograd, an op
-        pa.field("shapes", pa.list_(NAME)),  # JSON, of the tensors among the innermost op's arguments
+        pa.field("shapes", pa.list_(NAME)),  # JSON, of the tensors among the op's arguments; empty: several that take little
         pa.field("kernel", pa.list_(NAME)),
         pa.field("count", pa.list_(pa.int32())),  # launches in a step
         pa.field("kernel_ns", pa.list_(pa.float32())),  # of all of them in a step, median over steps

@@ -7,7 +7,7 @@ import time
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +21,8 @@ _STEPS = 3
 # The clock at which steps go on is reached within a second or two.
 _WARM_S = 1.5
 _MARGIN_S = 0.002
+# Of the device time, what is told with shapes.
+_SHOWN = 0.995
 MARK = "steptime_step#"
 # Wrappers of autograd around its nodes, and what says when something happened instead of what.
 _NO_OPS = ("autograd::engine::", "ProfilerStep#", MARK)
@@ -67,26 +69,42 @@ def profiled(each: Architecture, group: Group, *, small: bool) -> dict[str, Any]
         if runs % 8 == 0:
             group.synchronize()
     steps = sums_of(_events(step, group), group.device.type == "cuda")
-    last = steps[-1]
+    kernels = folded(_medians(steps))
     return {
         "architecture": each.name,
         "group": each.group,
-        "launches": sum(item.count for item in last),
-        "op": [item.around.op for item in last],
-        "around": [item.around.outermost for item in last],
-        "shapes": [item.around.shapes for item in last],
-        "kernel": [item.kernel for item in last],
-        "count": [item.count for item in last],
-        "kernel_ns": _medians(steps),
+        "launches": sum(item.count for item in kernels),
+        "op": [item.around.op for item in kernels],
+        "around": [item.around.outermost for item in kernels],
+        "shapes": [item.around.shapes for item in kernels],
+        "kernel": [item.kernel for item in kernels],
+        "count": [item.count for item in kernels],
+        "kernel_ns": [round(item.time_ns) for item in kernels],
         "times_ns": [sum(item.time_ns for item in one) for one in steps],
     }
 
 
-def _medians(steps: Sequence[Sequence[KernelSum]]) -> list[float]:
-    """Of each sum of the last step, over the steps that have it."""
+def _medians(steps: Sequence[Sequence[KernelSum]]) -> list[KernelSum]:
+    """The sums of the last step, each with its median over the steps that have it."""
     by_key = [{(item.around, item.kernel): item.time_ns for item in one} for one in steps]
-    keys = [(item.around, item.kernel) for item in steps[-1]]
-    return [float(np.median([one[key] for one in by_key if key in one])) for key in keys]
+    times = [[one[item.around, item.kernel] for one in by_key if (item.around, item.kernel) in one] for item in steps[-1]]
+    return [replace(item, time_ns=float(np.median(own))) for item, own in zip(steps[-1], times, strict=True)]
+
+
+def folded(sums: Sequence[KernelSum]) -> list[KernelSum]:
+    """The longest as they are; those that take next to nothing together by op and kernel, without shapes, for fewer rows."""
+    order = sorted(sums, key=lambda item: -item.time_ns)
+    before_ns = np.cumsum([0.0, *(item.time_ns for item in order)])[:-1]
+    limit_ns = _SHOWN * sum(item.time_ns for item in order)
+    kept = [item for item, sum_ns in zip(order, before_ns, strict=True) if sum_ns < limit_ns]
+    rest: dict[tuple[Around, str], list[KernelSum]] = defaultdict(list)
+    for item in order[len(kept) :]:
+        rest[replace(item.around, shapes=""), item.kernel].append(item)
+    together = [
+        KernelSum(around, kernel, sum(each.count for each in items), sum(each.time_ns for each in items))
+        for (around, kernel), items in rest.items()
+    ]
+    return kept + together
 
 
 def _events(step: Any, group: Group) -> list[ShapedEvent]:

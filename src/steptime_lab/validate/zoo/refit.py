@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from steptime_lab.validate.zoo.left_out import without
 from steptime_lab.workloads.zoo import Architecture, architectures
 
 _LONGEST = 200  # of a reason
+_FOLDERS = re.compile(r"(?<=\s)/\S*/")  # of whoever captured
 
 Captured = dict[str, tuple[Architecture, Workload]]
 
@@ -32,7 +34,7 @@ def captured_zoo(names: Iterable[str] = (), report: Callable[[str], None] = lamb
         try:
             results[name] = (each, capture(each.build))
         except (SteptimeError, RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-            refused[name] = " ".join(str(error).split())[:_LONGEST]
+            refused[name] = _FOLDERS.sub("", " ".join(str(error).split()))[:_LONGEST]
             report(f"{name}: not captured: {refused[name]}")
     return results, refused
 
