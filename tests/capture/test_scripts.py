@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+import steptime
 from steptime._capture.child import Child
 from steptime._capture.outcome import PROGRAM, Outcome, ScriptTask
 from steptime._capture.watch import FoundError
@@ -121,6 +122,15 @@ def test_one_iteration_of_an_ordinary_script_is_found(run: Run, tmp_path: Path) 
     assert not (tmp_path / "checkpoint.pt").exists()
 
 
+def test_a_function_that_trains_is_a_loop_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trains.py").write_text(LOOP)
+    workload = steptime.capture("trains.py:main", arguments=["--batch", "8"])
+    assert names(workload.programs[0]).count("aten::cross_entropy_loss") == 1
+    assert workload.description.parameters == 16 * 8 + 8 + 8 * 3 + 3
+    assert any("making the model and loading data are not part" in said for said in workload.warnings)
+
+
 def test_arguments_are_those_of_the_script(run: Run) -> None:
     outcome, program = run(LOOP, "--batch", "x")
     assert program is None
@@ -219,6 +229,7 @@ assert Tensor([1.0]).type() == "torch.cuda.FloatTensor" and torch.ones(2).type("
 torch.distributions.Categorical(torch.softmax(torch.randn(3, device=0), 0)).sample().item()
 with torch.device("cuda"):
     assert torch.zeros(2).is_cuda and torch.tensor([1.0]).is_cuda
+assert torch.empty(3, pin_memory=True).to("cuda", non_blocking=True).is_cuda
 model = torch.nn.Linear(4, 4).to(0)
 assert torch.randn(4).pin_memory().to(0, non_blocking=True).device.type == "cuda"
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
