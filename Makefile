@@ -10,13 +10,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.bench-ready
+MODELS_READY := $(VENV)/.models-ready
 TORCHREC_VENV := .venv-torchrec
 TORCHREC_BIN := $(TORCHREC_VENV)/bin
 TORCHREC_READY := $(TORCHREC_VENV)/.ready
 DEMO_TRACE := out/demo.trace.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-torchrec browser lint format check bench check-gpu clean
+.PHONY: help demo test test-slow test-torchrec browser lint format check bench capture-models check-gpu clean
 
 help:  ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -54,6 +55,10 @@ check: lint test  ## what has to pass before a change goes in
 bench: $(BENCH_READY)  ## speed and accuracy beside the rivals, a script each
 	@set -e; for script in $(sort $(wildcard benchmarks/[a-z]*.py)); do echo "== $$script"; $(BIN)/python $$script; done
 
+capture-models: $(MODELS_READY)  ## the share of library models and of ordinary training loops that is captured: an hour on two cores
+	$(BIN)/python benchmarks/capture/models.py -o out/capture/models.json
+	$(BIN)/python benchmarks/capture/loops.py -o out/capture/loops.json
+
 check-gpu: ## everything that measures, small, on a real GPU (GPU_PYTHON has torch with CUDA, numpy, pyarrow)
 	PYTHONPATH=src $(GPU_PYTHON) -m steptime_lab.measure check -o out/check-gpu --share-gpu
 
@@ -73,6 +78,10 @@ $(READY): pyproject.toml lab/pyproject.toml constraints.txt | $(BIN)/python
 
 $(BENCH_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,lab,gpu-kernels,bench]"
+	@touch $@
+
+$(MODELS_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[models]"
 	@touch $@
 
 # TorchRec by itself: its wheel asks for fbgemm-gpu, the build for GPUs; what else it imports is in the extra.

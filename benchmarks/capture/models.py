@@ -43,7 +43,7 @@ class Outcome:
     failure: str  # one line; empty where it was captured
     seconds: float
     parameters: int = 0
-    step_ms: float = 0.0
+    step_time_ms: float = 0.0
     guessed: float = 0.0  # share of device time
 
 
@@ -126,7 +126,7 @@ def main() -> None:
     rows = []
     with ThreadPoolExecutor(args.jobs) as pool:
         for row in pool.map(apart, chosen):
-            print(f"{row.name}: {row.failure or f'{row.step_ms:.1f} ms'} ({row.seconds:.0f} s)", flush=True)
+            print(f"{row.name}: {row.failure or f'{row.step_time_ms:.1f} ms'} ({row.seconds:.0f} s)", flush=True)
             rows.append(row)
     print("\n".join(table(rows)))
     if args.output:

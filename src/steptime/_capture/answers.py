@@ -228,6 +228,21 @@ def _fused_rms_norm(
     return torch.empty_like(source, memory_format=torch.contiguous_format), source.new_empty(rows, dtype=accurate)
 
 
+def _ctc_loss_backward(_: torch.Tensor, log_probs: torch.Tensor, *__: Any, **___: Any) -> torch.Tensor:
+    """The gradient of the logarithms, which PyTorch has no meta function for."""
+    return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
+
+
+def _without_meta() -> Library:
+    """Shapes of ops whose meta functions PyTorch lacks; they hold as long as this object does."""
+    library: Any = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    for name in ("_ctc_loss_backward", "_ctc_loss_backward.Tensor"):
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
+            library.impl(name, _ctc_loss_backward, "Meta")
+    result: Library = library
+    return result
+
+
 def _registered() -> Library | None:
     """The registrations, which hold as long as this object does."""
     if torch._C._dispatch_has_kernel_for_dispatch_key("aten::_fused_rms_norm", "CUDA"):
@@ -241,4 +256,4 @@ def _registered() -> Library | None:
     return result
 
 
-_REGISTERED = _registered()
+_REGISTERED = (_registered(), _without_meta())

@@ -218,7 +218,31 @@ def _widens(x: torch.Tensor, dtype: torch.dtype | None) -> bool:
     return x.dtype == torch.float16 and dtype == torch.float32
 
 
+_MEAN, _SUM = 1, 2  # at::Reduction
+
+
+def ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    blank: int = 0,
+    reduction: int = _MEAN,
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    """PyTorch's own kernel, which takes lengths from the host (native/LossCTC.cpp); cuDNN's wants targets of the host."""
+    inputs, lengths = (each.cpu().tolist() for each in (input_lengths, target_lengths))
+    losses: torch.Tensor = aten._ctc_loss(log_probs, targets, inputs, lengths, blank, zero_infinity)[0]
+    if zero_infinity:
+        losses = torch.where(losses == float("inf"), aten.scalar_tensor(0.0, dtype=losses.dtype, device=losses.device), losses)
+    if reduction == _MEAN:
+        divisor = torch.tensor(lengths, dtype=losses.dtype).to(losses.device)
+        return (losses / divisor.clamp_min(1)).mean()
+    return losses.sum() if reduction == _SUM else losses
+
+
 RULES: dict[str, Callable[..., Any]] = {
+    "ctc_loss.Tensor": ctc_loss,
     "dropout": dropout,
     "softmax.int": softmax,
     "log_softmax.int": log_softmax,

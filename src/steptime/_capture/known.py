@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -164,6 +165,7 @@ class Known:
         if not known and most is None:
             raise unknown_shape(func)
         made = self.computed(func, args, kwargs) if known or most is None else most(*args, **kwargs)
+        certain = known or func in _CERTAIN
         result = _each(
             made, lambda each: on_device(torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=META))
         )
@@ -174,7 +176,7 @@ class Known:
                 self._keep(tensor, values)
                 if routed:
                     self._routed[tensor.untyped_storage()._cdata] = routed
-        return result, known
+        return result, certain
 
     def _computable(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
         name = func._schema.name
@@ -246,8 +248,23 @@ def _all_unique(source: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor,
     return torch.empty(count, dtype=source.dtype, device=META), _rows(count), _rows(count)
 
 
+def _ctc_loss(
+    log_probs: torch.Tensor, targets: torch.Tensor, _: Any, lengths: Any, *__: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Losses, and a state for every step and every place around the symbols of the longest target (native/cuda/LossCTC.cu)."""
+    steps, batch = log_probs.shape[:2]
+    if isinstance(lengths, torch.Tensor) and is_pretended(lengths):
+        longest = targets.shape[-1] if targets.dim() > 1 else targets.numel() // batch
+    else:
+        longest = int(max(lengths))
+    losses = torch.empty(batch, dtype=log_probs.dtype, device=META)
+    return losses, torch.empty(batch, steps, 2 * longest + 1, dtype=log_probs.dtype, device=META)
+
+
+_CERTAIN = frozenset((_aten._ctc_loss.default, _aten._ctc_loss.Tensor))  # their shapes follow from lengths
 # What an op makes where everything is picked that could be.
 _MOST: dict[str, Callable[..., Any]] = {
+    "aten::_ctc_loss": _ctc_loss,
     "aten::nonzero": lambda source: _rows(source.numel(), source.dim()),
     "aten::masked_select": _all_selected,
     "aten::_unique2": _all_unique,
@@ -255,3 +272,9 @@ _MOST: dict[str, Callable[..., Any]] = {
     "aten::bincount": lambda *args: _rows(max((*args[2:], 1))),
     "torchvision::nms": lambda boxes, *_: _rows(boxes.shape[0]),
 }
+
+
+@cache
+def picks(func: Any) -> bool:
+    """Whether the shape of what an op makes depends on numbers."""
+    return func._schema.name in _MOST or (torch.Tag.dynamic_output_shape in func.tags and func not in INDEXED)

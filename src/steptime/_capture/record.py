@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from steptime._capture import answers, refusals
 from steptime._capture.assemble import HOST, LEAF, Note
 from steptime._capture.contents import contents_of
-from steptime._capture.known import INDEXED, TRUTHS, Known, where_true
+from steptime._capture.known import INDEXED, TRUTHS, Known, picks, where_true
 from steptime._capture.pinned import waits_for_pageable
 from steptime._capture.reads import Reads, is_read
 from steptime._capture.routing import ROUTES
@@ -191,7 +191,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if is_read(func, args):
             told = () if refusals.is_scaler() else self.known.told(func, args, kwargs)
             return told[0] if told else self.reads.answer(func, args)
-        if torch.Tag.dynamic_output_shape in func.tags and func not in INDEXED and kwargs.get("output_size") is None:
+        if picks(func) and kwargs.get("output_size") is None:
             result, known = self.known.picked(func, args, kwargs)
             if not known:
                 self.reads.picked[refusals.user_line()] += 1

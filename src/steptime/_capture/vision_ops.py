@@ -80,4 +80,30 @@ def declare(package: Path) -> None:
     library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     for schema in _SCHEMAS:
         library.define(schema)
+    library.impl("_cuda_version", lambda: -1, "CompositeExplicitAutograd")
+    torch.library.register_autograd("torchvision::roi_align", _roi_align_backward, setup_context=_keep_roi_align, lib=library)
     _kept.append(library)
+    load: Any = torch.ops.load_library
+
+    def load_others(path: str) -> None:
+        """torchvision takes its ops for loaded, and calls them."""
+        if Path(path).parent != package or not Path(path).name.startswith("_C"):
+            load(path)
+
+    torch.ops.load_library = load_others  # type: ignore[method-assign]
+
+
+def _keep_roi_align(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    del output
+    source, rois, *rest = inputs
+    ctx.save_for_backward(rois)
+    ctx.shape, ctx.rest = source.shape, rest
+
+
+def _roi_align_backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
+    import torch  # noqa: PLC0415 (as above)
+
+    scale, height, width, ratio, aligned = ctx.rest
+    (rois,) = ctx.saved_tensors
+    backward = torch.ops.torchvision._roi_align_backward
+    return backward(gradient, rois, scale, height, width, *ctx.shape, ratio, aligned), *(None,) * 6

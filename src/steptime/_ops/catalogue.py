@@ -102,7 +102,7 @@ class OpKind:
     host_tensors: bool  # a tensor of the host without dimensions is one to it, not a number: copies, random states
     probabilities: bool  # takes numbers from 0 to 1
     across_devices: (
-        bool  # takes tensors of the host beside those of a device: copies, and indices (native/TensorAdvancedIndexing.cpp)
+        bool  # takes tensors of the host beside those of a device: copies, indices (native/TensorAdvancedIndexing.cpp), lengths
     )
     row_lookup: bool  # `nn.Embedding`, whose ops other models than lookups answer too
 
@@ -148,7 +148,7 @@ _FACTS = {
     "counts": re.compile(r"arange"),
     "host_tensors": re.compile(r"copy_|_to_copy|_foreach_copy_|_scaled_dot_product\w*"),  # native/TensorAdvancedIndexing.cpp
     "probabilities": re.compile(r"(?:binary_cross_entropy|bernoulli|multinomial)\w*"),
-    "across_devices": re.compile(r"copy_|index|index_put_?|_index_put_impl_|_scaled_dot_product\w*"),
+    "across_devices": re.compile(r"copy_|index|index_put_?|_index_put_impl_|_scaled_dot_product\w*|_ctc_loss\w*"),
     "row_lookup": re.compile(r"embedding(?:_dense)?(?:_backward)?"),
 }
 _ANYTHING = Integers.ANYTHING
