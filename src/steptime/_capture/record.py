@@ -206,8 +206,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def unnamed_bytes(self) -> tuple[int, ...]:
         """Bytes of each storage of the device that is still there and that no noted op takes or makes."""
         named = {storage for note in self.notes for storage in (*note.inputs, *note.outputs)}
-        left = ((item, nbytes) for storage, (item, nbytes) in self._storages.items() if storage not in named)
-        return tuple(nbytes for item, nbytes in left if nbytes and not item.expired())
+        left = (item for storage, (item, nbytes) in self._storages.items() if nbytes and storage not in named)
+        # Memory may have been given back since, the storage kept (FSDP).
+        there = (torch.UntypedStorage._new_with_weak_ptr(item.cdata) for item in left if not item.expired())
+        return tuple(storage.nbytes() for storage in there if storage.nbytes())
 
     def _remembered(self, func: Any, result: Any) -> Any:
         """Remembers the storages that were made."""
