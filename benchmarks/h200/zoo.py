@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from steptime._platforms.platform import Platform, platform_parts
-from steptime_lab.validate.zoo.answers import PLATFORM, PREDICTED, ZooAnswers
+from steptime_lab.validate.zoo.answers import PLATFORM, PREDICTED, ZooAnswer, ZooAnswers
 from steptime_lab.validate.zoo.refit import answered, captured_zoo
 from steptime_lab.workloads.zoo import architectures
 
@@ -26,7 +26,9 @@ def main() -> None:
     parser.add_argument("file", type=Path, nargs="?", default=PREDICTED)
     parser.add_argument("--only", default="", help="names of architectures with commas between")
     given = parser.parse_args()
-    platform, cases, refused = Platform.of(platform_parts(PLATFORM)), {}, {}
+    platform = Platform.of(platform_parts(PLATFORM))
+    cases: dict[str, ZooAnswer] = {}
+    refused: dict[str, str] = {}
     for name in [name for name in given.only.split(",") if name] or architectures():
         captured, why = captured_zoo([name], say)
         refused |= why
