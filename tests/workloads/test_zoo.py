@@ -14,8 +14,8 @@ from steptime_lab.workloads.zoo.architecture import CHANNELS_LAST, OPTIMIZERS, P
 
 # Captured in seconds; the others in `make test-slow`.
 _QUICK = ("matrix_factors",)
-# What a capture refuses: sparse gradients, and the backward pass of a real FFT.
-REFUSED = {"dlrm_sparse", "neural_operator"}
+# What a capture refuses: sparse gradients.
+REFUSED = {"dlrm_sparse"}
 # Run in a second each, forward, backward and update.
 _TRAINED = ("resnet20", "lstm_cells", "matrix_factors", "policy_gradient")
 
