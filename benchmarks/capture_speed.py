@@ -3,8 +3,8 @@
     python benchmarks/capture_speed.py [resnet | decoder | llama ...]
 
 CPU seconds of the command, beside those of a floor: a process that imports PyTorch, makes the same model on the meta device and
-trains it for two steps, which a capture does too (the one before the captured one, and that). Seconds depend on the machine, the
-ratio hardly does.
+trains it for two steps, which a capture does too (the one before the captured one, and that). Seconds depend on the machine,
+the ratio hardly does.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,8 @@ def resnet(device: str = "cuda") -> Callable[[], None]:
 
 def decoder(device: str = "cuda") -> Callable[[], None]:
     """Twelve layers of width 768 over eight texts of 1,024 tokens, AdamW."""
-    import torch
-
-    return _llama(
-        device, dict(layers=12, width=768, heads=12, kv_heads=12, feed_forward=3072, vocabulary=50257, length=1024, batch=8)
-    )
+    sizes = {"layers": 12, "width": 768, "heads": 12, "kv_heads": 12, "feed_forward": 3072}
+    return _llama(device, {**sizes, "vocabulary": 50257, "length": 1024, "batch": 8})
 
 
 def llama(device: str = "cuda") -> Callable[[], None]:
@@ -69,9 +67,7 @@ def _llama(device: str, dimensions: dict[str, int]) -> Callable[[], None]:
 
 def _example() -> Any:
     sys.path.insert(0, str(ROOT / "examples"))
-    import llama70b_capture
-
-    return llama70b_capture
+    return import_module("llama70b_capture")
 
 
 def _trained(model: Any, inputs: tuple[Any, ...], labels: Any, optimizer: Any) -> Callable[[], None]:
@@ -79,7 +75,8 @@ def _trained(model: Any, inputs: tuple[Any, ...], labels: Any, optimizer: Any) -
 
     def step() -> None:
         optimizer.zero_grad()
-        functional.cross_entropy(model(*inputs).flatten(0, -2).float(), labels.flatten()).backward()
+        loss: Any = functional.cross_entropy(model(*inputs).flatten(0, -2).float(), labels.flatten())
+        loss.backward()
         optimizer.step()
 
     return step
