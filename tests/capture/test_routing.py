@@ -41,7 +41,7 @@ def by_one_hot(x: Any, scores: Any, experts: Any) -> Any:
 
 
 def by_counts(x: Any, scores: Any, experts: Any) -> Any:
-    chosen = torch.topk(scores, EACH).indices.flatten()
+    chosen = torch.topk(scores, EACH).indices.flatten().to(torch.int32)  # copied: what follows is still a balanced choice
     order = chosen.argsort()
     parts = x.repeat_interleave(EACH, 0)[order].split(chosen.bincount(minlength=EXPERTS).tolist())
     made = torch.cat([expert(part) for expert, part in zip(experts, parts, strict=True)])

@@ -105,6 +105,9 @@ class Known:
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Keeps the numbers of what an op made or wrote, where those it took are known; forgets what it wrote where not."""
         if func in _OVERWRITES and self._overwritten(func, args, result):
+            routed = self._route_of(args[1:], {})
+            if routed:
+                self._routed[result.untyped_storage()._cdata] = routed
             return
         if not self._computable(func, args, kwargs, result):
             for tensor in _written(func, args, kwargs):
