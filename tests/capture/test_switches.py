@@ -153,6 +153,7 @@ def test_convolutions_without_tf32_take_as_much_longer_as_was_measured() -> None
         (lambda: setattr(torch.backends.cudnn, "benchmark", True), "torch.backends.cudnn.benchmark"),
         (lambda: setattr(torch.backends.cudnn, "deterministic", True), "deterministic kernels are asked for"),
         (lambda: torch.use_deterministic_algorithms(True), "deterministic kernels are asked for"),
+        (lambda: setattr(torch.backends.cudnn, "enabled", False), "cuDNN switched off"),
     ],
 )
 def test_a_switch_that_no_model_knows_is_said_with_what_it_concerns(switch: Switch, said: str) -> None:
@@ -211,3 +212,25 @@ def test_attention_that_no_allowed_kernel_takes_is_an_error_as_on_a_gpu() -> Non
 
     with pytest.raises(InputError, match="No available kernel"):
         capture(make)
+
+
+def test_a_preferred_blas_is_said() -> None:
+    workload = dense(lambda: torch.backends.cuda.preferred_blas_library("cublaslt"))
+    assert any("a preferred BLAS" in warning for warning in predict(workload, platform="1xh200").warnings)
+
+
+@pytest.mark.parametrize(("again", "casts"), [(True, 4), (False, 8)])
+def test_autocast_casts_weights_once_where_it_may_keep_them(again: bool, casts: int) -> None:
+    def make() -> Callable[[], None]:
+        layer = nn.Linear(32, 32).to("cuda")
+        x = torch.randn(4, 32, device="cuda", dtype=torch.float16)
+
+        def step() -> None:
+            with torch.autocast("cuda", torch.float16, cache_enabled=again):
+                result = layer(layer(x))
+            result.sum().backward()
+
+        return step
+
+    # Weight and bias, forward and backward, once or for each use.
+    assert len(rows_of(capture(make).programs[0], "aten::_to_copy")) == casts

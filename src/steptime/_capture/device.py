@@ -202,8 +202,6 @@ class DeviceNames(TorchFunctionMode):
             # Made on the CPU and copied, as PyTorch does it too.
             rest = {key: value for key, value in kwargs.items() if key not in ("device", "requires_grad")}
             return func(*args, **rest).to(META).requires_grad_(kwargs.get("requires_grad", False))
-        if "pin_memory" in kwargs and func in _device_constructors():
-            kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"}
         if "device" in kwargs:
             kwargs = {**kwargs, "device": translated(kwargs["device"])}
         if kwargs.get("pin_memory"):

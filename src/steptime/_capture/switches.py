@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -25,6 +26,8 @@ _PRECISION = {
     **dict.fromkeys(("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"), "rnn"),
 }
 _TF32 = "tf32"
+_USUAL_BLAS = ("default", "cublas")
+_preferred = ["default"]  # the last is what holds
 _ALLOWED_BY_DEFAULT = ("conv", "rnn")
 _OF_PRECISION = (("generic", "all"), ("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"))
 # Ops of which PyTorch has another kernel for torch.use_deterministic_algorithms (its documentation lists them).
@@ -47,10 +50,19 @@ def switches_at(func: Any, args: tuple[Any, ...]) -> Switches:
         return Switches(deterministic=True) if different else DEFAULT_SWITCHES
     tf32 = _tf32(part) if any(tensor.dtype == torch.float32 for tensor in tensors_in(args)) else None
     if part == "matmul":
-        return DEFAULT_SWITCHES if tf32 is None else Switches(tf32=tf32)
+        other = _preferred[-1] not in _USUAL_BLAS
+        return Switches(tf32, other_library=other) if other or tf32 is not None else DEFAULT_SWITCHES
     cudnn = torch.backends.cudnn
     deterministic = bool(cudnn.deterministic) or torch.are_deterministic_algorithms_enabled()
-    return Switches(tf32, benchmark=part == "conv" and bool(cudnn.benchmark) and not deterministic, deterministic=deterministic)
+    searches = part == "conv" and bool(cudnn.benchmark) and not deterministic
+    return Switches(tf32, searches, deterministic, other_library=not cudnn.enabled)
+
+
+def preferred_blas_library(backend: Any = None) -> str:
+    """As of `torch.backends.cuda`, which refuses what a build without CUDA does not have."""
+    if backend is not None:
+        _preferred.append(str(backend).rpartition(".")[2].lower())
+    return _preferred[-1]
 
 
 def _tf32(part: str) -> bool | None:
@@ -69,8 +81,10 @@ def restored() -> Iterator[None]:
     back_ends = {name: getattr(cuda, f"{name}_sdp_enabled")() for name in ("flash", "mem_efficient", "math", "cudnn")}
     deterministic = _deterministic()
     try:
-        yield
+        with patch.object(cuda, "preferred_blas_library", preferred_blas_library):
+            yield
     finally:
+        del _preferred[1:]
         torch.set_float32_matmul_precision(precision)
         for key, value in parts.items():
             _set(*key, value)

@@ -101,6 +101,7 @@ class Switches:
     tf32: bool | None = None  # whether products and convolutions of float32 may use TF32; None: PyTorch's default for the op
     benchmark: bool = False  # whether cuDNN tries its algorithms and keeps the fastest
     deterministic: bool = False  # whether kernels that give the same bits in every run are asked for
+    other_library: bool = False  # whether cuDNN is switched off, or another BLAS preferred
 
 
 DEFAULT_SWITCHES = Switches()

@@ -166,6 +166,10 @@ _UNMEASURED = {
         "cuDNN searches for its fastest kernels (torch.backends.cudnn.benchmark) for ops that take",
         "measured are those that it takes without a search, so that they may take less time than predicted",
     ),
+    "other_library": (
+        "another library than usual is asked for (cuDNN switched off, or a preferred BLAS) by ops that take",
+        "measured are the usual ones, so that they may take longer than predicted, convolutions several times",
+    ),
     "deterministic": (
         "deterministic kernels are asked for by ops that take",
         "measured are PyTorch's usual ones, so that they may take longer than predicted",
