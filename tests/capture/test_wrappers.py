@@ -105,7 +105,7 @@ def test_scripted_and_traced_modules_run_eagerly_and_that_is_said() -> None:
 def test_batch_norm_over_all_ranks_gathers_statistics_and_reduces_their_gradients() -> None:
     def make() -> Callable[[], None]:
         plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 2))
-        model = nn.parallel.DistributedDataParallel(nn.SyncBatchNorm.convert_sync_batchnorm(plain).to("cuda"))
+        model = nn.parallel.DistributedDataParallel(nn.SyncBatchNorm.convert_sync_batchnorm(plain).to("cuda"))  # type: ignore[no-untyped-call]
         x = torch.randn(4, 3, 8, 8, device="cuda")
         return stepping(model, lambda: model(x).sum())
 
