@@ -28,8 +28,8 @@ class Unet(nn.Module):
 
     def __init__(self, widths: tuple[int, ...], channels: int, classes: int, dims: int = 2) -> None:
         super().__init__()
-        befores = (channels, *widths)
-        self.down = nn.ModuleList(_twice(first, second, dims) for first, second in zip(befores, widths, strict=False))
+        earlier = (channels, *widths)
+        self.down = nn.ModuleList(_twice(first, second, dims) for first, second in zip(earlier, widths, strict=False))
         self.pool = nn.MaxPool2d(2) if dims == 2 else nn.MaxPool3d(2)
         up = nn.ConvTranspose2d if dims == 2 else nn.ConvTranspose3d
         pairs = list(zip(widths[:0:-1], widths[-2::-1], strict=True))
