@@ -100,7 +100,6 @@ def test_products_without_a_model_count_operations() -> None:
     assert operations_of("aten::frobnicate", (), (rows,)) == rows.numel
     limits = Platform.load("1xh200").device.limits
     estimate = guess(limits, scaled, 3 * 4096.0**2, "float8_e4m3fn")
-    # At the data sheet's rate of FP8, never above it.
-    assert estimate.time_ns >= 1e9 * scaled / 1979e12
-    assert estimate.time_ns == pytest.approx(1e9 * scaled / 1979e12, rel=0.05)
+    # Near the data sheet's rate of FP8, never above it.
+    assert 1.0 <= estimate.time_ns / (1e9 * scaled / 1979e12) <= 1.3
     assert (estimate.low_ns, estimate.high_ns) == (estimate.time_ns / FACTOR, estimate.time_ns * FACTOR)

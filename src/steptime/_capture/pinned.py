@@ -15,6 +15,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from steptime._capture.tensors import is_pretended
 
 _WEAK_STORAGE: Any = StorageWeakRef
+# Copies to the device of no more are staged at once, and the host goes on (CUDA Runtime API, "API synchronization behavior").
+_STAGED_BYTES = 64 * 1024
 _pinned: dict[int, Any] = {}  # by storage, which the weak reference keeps apart
 
 
@@ -39,8 +41,10 @@ def replaced() -> Iterator[tuple[Any, str, Any]]:
 
 
 def waits_for_pageable(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a copy is between the device and memory of the host that is not pinned."""
+    """Whether the host waits for a copy because its memory is not pinned, whatever the copy says."""
     if func is not torch.ops.aten.copy_.default:
         return False
     host = [each for each in args[:2] if not is_pretended(each)]
-    return len(host) == 1 and not is_pinned(host[0])
+    if len(host) != 1 or is_pinned(host[0]):
+        return False
+    return host[0] is args[0] or host[0].nbytes > _STAGED_BYTES
