@@ -12,12 +12,11 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from models import MOST_GUESSED, Outcome, table
+from models import MOST_GUESSED, Outcome, finish
 
 LOOPS = Path(__file__).parents[2] / "examples" / "loops"
 SEVERAL_RANKS = ("ddp_imagenet", "fsdp2_decoder")  # started by torchrun
@@ -69,10 +68,7 @@ def main() -> None:
         row = outcome(name, path, args.limit)
         print(f"{row.name}: {row.failure or f'{row.step_time_ms:.1f} ms'} ({row.seconds:.0f} s)", flush=True)
         rows.append(row)
-    print("\n".join(table(rows)))
-    if args.output:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
+    finish(rows, args.output)
 
 
 if __name__ == "__main__":

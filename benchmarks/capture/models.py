@@ -17,7 +17,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
@@ -115,6 +115,14 @@ def _import_libraries() -> None:
         importlib.import_module(name)
 
 
+def finish(rows: Sequence[Outcome], output: Path | None) -> None:
+    """Prints the table and, where asked to, keeps the rows."""
+    print("\n".join(table(rows)))
+    if output:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME")
@@ -128,10 +136,7 @@ def main() -> None:
         for row in pool.map(apart, chosen):
             print(f"{row.name}: {row.failure or f'{row.step_time_ms:.1f} ms'} ({row.seconds:.0f} s)", flush=True)
             rows.append(row)
-    print("\n".join(table(rows)))
-    if args.output:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
+    finish(rows, args.output)
 
 
 if __name__ == "__main__":
