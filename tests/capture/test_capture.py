@@ -226,16 +226,6 @@ def test_what_cannot_be_captured_is_said_with_its_line(layer: Any, said: str) ->
     assert "\n" not in str(raised.value)
 
 
-def test_sparse_gradients_are_refused() -> None:
-    def make() -> Step:
-        bags = nn.EmbeddingBag(10, 4, sparse=True, mode="sum").cuda()
-        indices, offsets = (torch.zeros(count, dtype=torch.int64, device="cuda") for count in (6, 3))
-        return lambda: bags(indices, offsets).sum().backward()
-
-    with pytest.raises(InputError, match="sparse tensors cannot be captured"):
-        capture(make)
-
-
 def test_nothing_is_pretended_afterwards() -> None:
     perceptron()
     assert not torch.cuda.is_available() or torch.cuda.get_device_name() != "pretended GPU"

@@ -26,7 +26,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ExecutionTraceObserver
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from steptime._capture import answers, refusals
+from steptime._capture import answers, refusals, sparse
 from steptime._capture.assemble import HOST, LEAF, Note
 from steptime._capture.contents import contents_of
 from steptime._capture.known import INDEXED, TRUTHS, Known, picks, where_true
@@ -71,6 +71,7 @@ class Observation:
             return self._file.read_bytes()
 
 
+_NO_STORAGE = 0  # of a sparse tensor, whose parts have one each
 # PyTorch's own, without types.
 _WEAK_STORAGE: Any = StorageWeakRef
 _WEAK_TENSOR: Any = torch._C._WeakTensorRef  # type: ignore[attr-defined]
@@ -150,11 +151,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         here = (device is not None and device.type == "meta") or any(map(is_pretended, tensors))
         if not here and not self._noting and answers.is_large(func, args, kwargs):
             # It is made before the step, so that a model is on its way to the device; the CPU may not have the memory.
-            return self._remembered(func, answers.answer(func, args, {**kwargs, "device": META}))
+            return self._remembered(answers.answer(func, args, {**kwargs, "device": META}))
         if not here:
             with record_function(HOST):
                 return func(*args, **kwargs)
-        composite = _composite(func)
+        of_sparse = sparse.concerns(func, tensors)
+        composite = None if of_sparse and sparse.has_kernel(func) else _composite(func)
         if composite is not None:
             with self:
                 return func._op_dk(composite, *args, **kwargs)
@@ -166,14 +168,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # A model that is tried out before it is moved: its parameters are on the device from the beginning.
             args, kwargs = answers.moved(args), {name: answers.moved(value) for name, value in kwargs.items()}
         refusals.refuse(func, args, kwargs)
-        inside = contents_of(func, args)
+        inside = sparse.contents_of(func, self.known) if of_sparse else contents_of(func, args)
         if not self._noting:
             if inside:
                 with self:
                     return inside(*args, **kwargs)
             return self._answer(func, args, kwargs)
         note = Note(func._schema.name, switches=switches_at(func, args), pageable=waits_for_pageable(func, args))
-        if func is torch.ops.aten.add.Tensor:
+        if func is torch.ops.aten.add.Tensor and not sparse.is_sparse(args[0]):
             note.over = _writable(args[0])
         with record_function(f"{LEAF}{len(self.notes)}"):
             self.notes.append(note)
@@ -188,6 +190,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The shapes of what an op makes, and its numbers where they are known."""
+        if sparse.concerns(func, tensors_in((args, kwargs))):
+            return sparse.part(func, args, kwargs)
         if is_read(func, args):
             told = () if refusals.is_scaler() else self.known.told(func, args, kwargs)
             return told[0] if told else self.reads.answer(func, args)
@@ -195,8 +199,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result, known = self.known.picked(func, args, kwargs)
             if not known:
                 self.reads.picked[refusals.user_line()] += 1
-            return self._remembered(func, result)
-        result = self._remembered(func, answers.answer(func, args, kwargs))
+            return self._remembered(result)
+        result = self._remembered(answers.answer(func, args, kwargs))
         self.known.follow(func, args, kwargs, result)
         if func in ROUTES:
             self.known.route(func, args, kwargs, result)
@@ -211,9 +215,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         there = (torch.UntypedStorage._new_with_weak_ptr(item.cdata) for item in left if not item.expired())
         return tuple(storage.nbytes() for storage in there if storage.nbytes())
 
-    def _remembered(self, func: Any, result: Any) -> Any:
+    def _remembered(self, result: Any) -> Any:
         """Remembers the storages that were made."""
-        refusals.refuse_result(func, result)
         for tensor in tensors_in(result):
             storage = tensor.untyped_storage()
             if storage._cdata not in self._storages and is_pretended(tensor):
@@ -222,6 +225,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _storage(self, tensor: torch.Tensor) -> int:
         self._weak.append(_WEAK_TENSOR(tensor))
+        if sparse.is_sparse(tensor):
+            return _NO_STORAGE
         storage = tensor.untyped_storage()
         if storage._cdata not in self._held:
             self._held[storage._cdata] = _WEAK_STORAGE(storage)

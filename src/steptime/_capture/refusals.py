@@ -79,15 +79,6 @@ def unknown_shape(func: Any) -> InputError:
     )
 
 
-def refuse_result(func: Any, result: Any) -> None:
-    """Raises where an op makes what is not pretended: a sparse tensor."""
-    if any(tensor.layout is not torch.strided for tensor in tensors_in(result)):
-        name = _at_line(func._schema.name)
-        raise InputError(
-            f"{name}: sparse tensors cannot be captured; use dense gradients (sparse=False), or a config of a DLRM"
-        )
-
-
 def line_of(error: BaseException) -> str:
     """`file:line` of the user's code that an error came from; empty where there is none."""
     results = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]

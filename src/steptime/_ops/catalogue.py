@@ -149,7 +149,7 @@ _FACTS = {
     "host_tensors": re.compile(r"copy_|_to_copy|_foreach_copy_|_scaled_dot_product\w*"),  # native/TensorAdvancedIndexing.cpp
     "probabilities": re.compile(r"(?:binary_cross_entropy|bernoulli|multinomial)\w*"),
     "across_devices": re.compile(r"copy_|index|index_put_?|_index_put_impl_|_scaled_dot_product\w*|_ctc_loss\w*"),
-    "row_lookup": re.compile(r"embedding(?:_dense)?(?:_backward)?"),
+    "row_lookup": re.compile(r"embedding(?:_dense|_sparse)?(?:_backward)?"),
 }
 _ANYTHING = Integers.ANYTHING
 # What whole numbers of an argument (None: of any) point at, by op; the first that fits wins.
@@ -166,10 +166,10 @@ _INTEGERS = (
 # What an optimiser calls once for each parameter whose gradient holds looked-up rows only.
 SPARSE_UPDATES = {"sgd": "aten::add_", "rowwise_adagrad": "aten::coalesce"}
 # The project's own lookup, PyTorch's bags, FBGEMM's table-batched embeddings.
-_LOOKUP = re.compile(r"^(?:TableBatchedLookup|aten::(?:_?embedding_bag|embedding_sparse)|fbgemm::split_embedding|SplitLookup)")
+_LOOKUP = re.compile(r"^(?:TableBatchedLookup|aten::_?embedding_bag|fbgemm::split_embedding|SplitLookup)")
 _RECURRENT = re.compile(r"^aten::(?:_cudnn_rnn(?:_backward)?|_thnn_fused_(?:lstm|gru)_cell(?:_backward(?:_impl)?)?)$")
-# Around the one that launches (native/RNN.cpp).
-_AROUND_CELL = "aten::_thnn_fused_lstm_cell_backward"
+# Around the one that launches (native/RNN.cpp); what puts row numbers and rows together (native/Embedding.cpp).
+_AROUND = frozenset(("aten::_thnn_fused_lstm_cell_backward", "aten::embedding_sparse_backward"))
 _COLLECTIVE_CALL = "record_param_comms"
 _COMMUNICATES = ("c10d::", "nccl:", "_c10d_functional", "c10d_functional", _COLLECTIVE_CALL)
 # Frames around ops, and autograd's own nodes. Nodes of somebody's own (CppNode) may launch kernels too.
@@ -218,7 +218,7 @@ def _role(name: str, plain: str, *, ours: bool, composite: bool) -> Role:
         return Role.LOOKUP
     if name == _COLLECTIVE_CALL:
         return Role.COLLECTIVE
-    if name == _AROUND_CELL:
+    if name in _AROUND:
         return Role.COMPOSITE
     if _RECURRENT.match(name):
         return Role.RECURRENT

@@ -375,8 +375,11 @@ def _optimizer_cost(
         way, count = "fused", sum(fused)
     elif lists:
         way, count = "foreach", max(lists)
-    elif kind in SPARSE_UPDATES and any(op_kind(op).sparse_part for op in nested):
-        way, count = "sparse", sum(op == SPARSE_UPDATES[kind] for op, _ in inside)
+    elif any(op_kind(op).sparse_part for op in nested):
+        # Measured were SGD, and a row-wise Adagrad for all that sum rows first.
+        like = "rowwise_adagrad" if SPARSE_UPDATES["rowwise_adagrad"] in nested else "sgd"
+        cost = model.mechanism("optimizer_step", f"{like}_sparse", sum(op == SPARSE_UPDATES[like] for op, _ in inside))
+        return cost, "" if kind == like else f"optimiser {name or label}"
     else:
         way, count = "for_loop", max(1, sum(op.startswith("add") for op, _ in called))
     if f"optimizer_step {kind}_{way}" in model.around:

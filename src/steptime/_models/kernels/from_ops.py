@@ -17,8 +17,8 @@ from steptime._models.engine.constants import constants_of
 from steptime._models.kernels.family import families
 from steptime._models.kernels.question import Question
 from steptime._models.kernels.traced_call import TracedCall, traced_call
-from steptime._ops.catalogue import INDEX_ARGUMENT, Data, HostClass, Integers, OpKind, Role
-from steptime._ops.table import Touch, op_table
+from steptime._ops.catalogue import INDEX_ARGUMENT, SPARSE_UPDATES, Data, HostClass, Integers, OpKind, Role
+from steptime._ops.table import Touch, is_sparse, op_table
 from steptime._program.program import Program, Signature, Tensor, Value
 from steptime._units import MIB
 
@@ -26,6 +26,7 @@ COMPUTE, LOOKUP, COLLECTIVE, RECURRENT, UNKNOWN = "compute", "lookup", "collecti
 # What calls are recorded with: an argument counts as just written within so many written bytes and so many tensors.
 _WRITTEN_WITHIN_BYTES = 32 * MIB
 _REMEMBERED = 64
+_COPY = "copy_"
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,7 @@ class _Walk:
         self._launches_recorded = launches_recorded
         self._outputs_recorded = any(signature.outputs for signature in program.signatures)
         self._cached_bytes = cached_bytes
+        self._sums_rows = SPARSE_UPDATES["rowwise_adagrad"] in self._table.names
         self._collectives = {row for row, _ in self._table.launching_collectives()}
         self._touched = Touched()
         self._ordered = Ordered()
@@ -181,6 +183,9 @@ class _Walk:
             role = kind.role
             if parent >= 0 and closed[parent]:
                 closed[row] = 1
+            elif arguments.sparse and role in (Role.OPEN, Role.LAUNCHES) and not self._updates(row):
+                # What a sparse tensor is made of is worked on by ops inside this one.
+                open_ops += [] if table.children[row] else [row]
             elif role is Role.OPEN and not arguments.sparse:
                 open_ops.append(row)
                 self._ordered.write(kind, arguments.outputs)
@@ -195,6 +200,14 @@ class _Walk:
                     self._issue(_Issue(row, COLLECTIVE if role is Role.COLLECTIVE else LOOKUP))
         return open_ops
 
+    def _updates(self, row: int) -> bool:
+        """Whether an op on a sparse gradient is one that models of lookups answer: its rows summed, or added as they are."""
+        name = self._table.names[row]
+        if name == SPARSE_UPDATES["rowwise_adagrad"]:
+            return True
+        first = self._table.arguments[row].by_input[:1]
+        return name == SPARSE_UPDATES["sgd"] and not self._sums_rows and not any(map(is_sparse, *first))
+
     def _launches(self, row: int, open_ops: list[int]) -> bool:
         """Issues an op with known overloads; whether it stands for what is inside it."""
         table, arguments = self._table, self._table.arguments[row]
@@ -205,6 +218,8 @@ class _Walk:
             open_ops.append(row)
             return False
         name, signature = table.names[row], table.signatures[row]
+        if table.kinds[row].plain == _COPY and len(signature.inputs) > 1 and signature.inputs[0] == signature.inputs[1]:
+            return True  # of a tensor to itself: nothing (native/Copy.cpp)
         call = traced_call(name, signature, ordered=self._ordered.index_of(table.kinds[row], signature.inputs))
         if call is None:
             open_ops.append(row)

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from steptime._lookups.estimated import expected_statistics
 from steptime._lookups.generators import Generator
 from steptime._lookups.table import TableStatistics
-from steptime._lookups.workload import DENSE, ITEM_BYTES, RankLookups, StepLookups
+from steptime._lookups.workload import DENSE, ITEM_BYTES, RankLookups
 from steptime._models.estimate import Estimate
 from steptime._models.kernels.from_ops import IssuedWork
 from steptime._models.kernels.question import LaunchTime
@@ -25,7 +24,7 @@ from steptime._models.lookups.contention import Contention, MemoryUse, row_bytes
 from steptime._models.lookups.fitted import LookupEstimate
 from steptime._models.lookups.question import BACKWARD, EMBEDDING_BAG, FORWARD, TABLE_BATCHED, Lookup, rank_questions
 from steptime._ops.catalogue import SPARSE_UPDATES
-from steptime._ops.table import op_table
+from steptime._ops.table import OpTable, is_sparse, op_table
 from steptime._platforms.device import Device, guess
 from steptime._program.program import Phase, Program, Tensor, Value
 from steptime._sim.modelled.issue import DeviceWork, OpWork
@@ -34,8 +33,13 @@ from steptime.errors import InputError
 
 # What an optimiser's ops on a sparse gradient launch, by the names the lookup models have for it. What else updates the rows
 # (`update`) is made of ops on dense tensors, which are asked for as such.
-_UPDATES = {SPARSE_UPDATES["sgd"]: ("add",), SPARSE_UPDATES["rowwise_adagrad"]: ("sort", "unique", "coalesce")}
+_UPDATES = {
+    SPARSE_UPDATES["sgd"]: frozenset(("add",)),
+    SPARSE_UPDATES["rowwise_adagrad"]: frozenset(("sort", "unique", "coalesce")),
+}
 _UPDATE_LAUNCHES = frozenset(("update", *(kernel for kernels in _UPDATES.values() for kernel in kernels)))
+_OF_ALL_ROWS = frozenset(("update",))  # what ops of an optimiser do to all rows where a gradient is dense
+_DENSE_BAG, _SPARSE_ROWS = "embedding_bag_dense", "embedding_sparse"
 # Coalescing a gradient reads back how many rows are distinct (SparseCUDATensor.cu, unique_by_key), and the host waits for it; a
 # dense gradient leaves the number on the device (EmbeddingBackwardKernel.cu; recorded steps in examples/dlrm_overlap4).
 _COALESCE, _READ_BACK_AFTER = "coalesce", "unique"
@@ -88,24 +92,40 @@ class _Rows:
     update: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A lookup op, the place of the question that answers it, and which of the launches in that answer are its own."""
+
+    op: int
+    direction: str
+    question: int
+    kernels: frozenset[str] = frozenset()
+    others: bool = True  # all launches but these, else these
+
+    def work(self, answers: Sequence[LookupAnswer]) -> OpWork:
+        """Its launches."""
+        answer = answers[self.question]
+        launches = tuple(launch for launch in answer.lookup.launches if (launch.kernel in self.kernels) != self.others)
+        return _op_work(self.op, self.direction, answer, launches)
+
+
 @dataclass(frozen=True)
 class RankQuestions:
     """What the lookups of one program ask, so that those of all ranks are asked at once."""
 
     program: Program
     issued: tuple[IssuedWork, ...] = ()
-    rows: _Rows = field(default_factory=lambda: _Rows((), (), ()))
-    statistics: RankLookups | None = None
-    questions: tuple[Lookup, ...] = ()  # forward, then backward
+    asked: tuple[_Asked, ...] = ()  # none where the sizes of tables are not known
+    questions: tuple[Lookup, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def work(self, answers: Sequence[LookupAnswer], device: Device) -> DeviceWork:
         """The launches, from the answers to the questions."""
         if not self.issued:
             return DeviceWork(())
-        if self.statistics is None:
+        if not self.asked:
             return _unknown(self.program, self.issued, device)
-        works = _answered(self.program, self.rows, _left_to_optimizer(self.statistics, self.rows), answers)
+        works = [each.work(answers) for each in self.asked]
         beyond = any(not work.estimate.inside for work in works)
         text = f"rank {self.program.rank}: lookups beyond what was measured on {device.limits.name} are extrapolated"
         warnings = (*self.warnings, text) if beyond else self.warnings
@@ -117,15 +137,14 @@ def lookup_questions(program: Program, issued: Sequence[IssuedWork], statistics:
     if not issued:
         return RankQuestions(program)
     rows = _rows(program, issued)
-    warnings: tuple[str, ...] = ()
     if statistics is None:
-        statistics = _from_shapes(program, rows)
-        if statistics is None:
-            return RankQuestions(program, tuple(issued), rows)
-        warnings = (
-            f"rank {program.rank}: what its {len(rows.forward)} tables are asked for is not known, taken as rows "
-            "drawn evenly; skewed lookups are faster: give statistics with --lookups",
+        asked, questions = _from_arguments(program, rows)
+        tables = max(len(rows.forward), len(rows.update))
+        text = (
+            f"rank {program.rank}: what its {tables} tables are asked for is not known, taken as rows drawn evenly; skewed "
+            "lookups are faster: give statistics with --lookups"
         )
+        return RankQuestions(program, tuple(issued), asked, questions, (text,) if asked else ())
     # The first iteration's statistics stand for a step.
     forward, backward = (rank_questions(statistics, direction)[0] for direction in (FORWARD, BACKWARD))
     if len(rows.forward) % len(forward):
@@ -134,36 +153,30 @@ def lookup_questions(program: Program, issued: Sequence[IssuedWork], statistics:
             f"{len(statistics.steps.tables)} tables looked up {'together' if len(forward) == 1 else 'one by one'}; "
             "give those of the same tables"
         )
-    return RankQuestions(program, tuple(issued), rows, statistics, (*forward, *backward), warnings)
+    asked = tuple(_in_order(program, rows, _left_to_optimizer(statistics, rows)))
+    return RankQuestions(program, tuple(issued), asked, (*forward, *backward))
 
 
 def _rows(program: Program, issued: Sequence[IssuedWork]) -> _Rows:
-    update = [work.op for work in issued if program.ops.phase[work.op] == Phase.OPTIMIZER]
+    update = [work.op for work in issued if work.name in _UPDATES or program.ops.phase[work.op] == Phase.OPTIMIZER]
     backward = [work.op for work in issued if _BACKWARD.search(work.name) and work.op not in update]
     forward = [work.op for work in issued if not _BACKWARD.search(work.name) and work.op not in update]
     return _Rows(tuple(forward), tuple(backward), tuple(update))
 
 
-def _answered(program: Program, rows: _Rows, left: Sequence[frozenset[str]], answers: Sequence[LookupAnswer]) -> list[OpWork]:
+def _in_order(program: Program, rows: _Rows, left: Sequence[frozenset[str]]) -> Iterator[_Asked]:
+    """Ops of tables of which statistics are given, in the order in which they are looked up: forward, then backward."""
     expected = len(left)
-    ahead, back = answers[: len(answers) // 2], answers[len(answers) // 2 :]
-    results = [
-        _op_work(op, FORWARD, ahead[index % expected], ahead[index % expected].lookup.launches)
-        for index, op in enumerate(rows.forward)
-    ]
+    for index, op in enumerate(rows.forward):
+        yield _Asked(op, FORWARD, index % expected)
     for op, table in zip(rows.backward, _tables_backward(program, rows, expected), strict=True):
-        before = tuple(launch for launch in back[table].lookup.launches if launch.kernel not in left[table])
-        results.append(_op_work(op, BACKWARD, back[table], before))
+        yield _Asked(op, BACKWARD, expected + table, left[table])
     # An optimiser goes through its tables in the order in which they were made.
     of_name: Counter[str] = Counter()
     for op in rows.update:
         name = program.names[int(program.ops.name[op])]
-        table = of_name[name] % expected
+        yield _Asked(op, BACKWARD, expected + of_name[name] % expected, _UPDATES.get(name, frozenset()), others=False)
         of_name[name] += 1
-        kernels = _UPDATES.get(name, ())
-        launches = tuple(launch for launch in back[table].lookup.launches if launch.kernel in kernels)
-        results.append(_op_work(op, BACKWARD, back[table], launches))
-    return results
 
 
 def _left_to_optimizer(statistics: RankLookups, rows: _Rows) -> list[frozenset[str]]:
@@ -173,7 +186,7 @@ def _left_to_optimizer(statistics: RankLookups, rows: _Rows) -> list[frozenset[s
         batched = group.implementation == TABLE_BATCHED
         kernels = _UPDATE_LAUNCHES if rows.update else frozenset()
         if group.optimizer == DENSE:
-            kernels = frozenset() if batched else frozenset(("update",))
+            kernels = frozenset() if batched else _OF_ALL_ROWS
         left += [kernels] * (1 if batched else len(group.steps.tables))
     return left
 
@@ -211,39 +224,46 @@ def _index_storages(program: Program, op: int) -> list[int]:
     return [tensor.storage for tensor in inputs if tensor.dtype in _INDEX_DTYPES and tensor.storage is not None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Bags:
-    """How an `nn.EmbeddingBag` is called, as far as tables called alike are asked for together."""
+def _from_arguments(program: Program, rows: _Rows) -> tuple[tuple[_Asked, ...], tuple[Lookup, ...]]:
+    """Of `nn.EmbeddingBag` and of sparse gradients, whose sizes are among the arguments: evenly drawn rows.
 
-    implementation: str
-    optimizer: str
-    batch: int
-    dtype: str
-    weighted: bool
+    Nothing where sizes are not recorded.
+    """
+    table, asked = op_table(program), []
+    questions: list[Lookup] = []
+    bags = [_bags(table.signatures[op].inputs) for op in rows.forward]
+    summed = any(program.names[int(program.ops.name[op])] == SPARSE_UPDATES["rowwise_adagrad"] for op in rows.update)
+    for op, bag in zip(rows.forward, bags, strict=True):
+        if bag is None:
+            return (), ()
+        asked.append(_Asked(op, FORWARD, len(questions)))
+        questions.append(bag)
+    for op, number in zip(rows.backward, _tables_backward(program, rows, max(1, len(bags))), strict=True):
+        looked_up = bags[number] if bags else None
+        if looked_up is None:
+            return (), ()
+        dense = looked_up.implementation == _DENSE_BAG
+        asked.append(_Asked(op, BACKWARD, len(questions), _OF_ALL_ROWS if dense else _UPDATE_LAUNCHES))
+        questions.append(replace(looked_up, direction=BACKWARD, optimizer=_optimizer(summed=summed and not dense)))
+    for op in rows.update:
+        gradient = _gradient(table, op)
+        if gradient is None:
+            return (), ()
+        name = table.names[op]
+        asked.append(_Asked(op, BACKWARD, len(questions), _UPDATES.get(name, frozenset()), others=False))
+        optimizer = _optimizer(summed=name == SPARSE_UPDATES["rowwise_adagrad"])
+        implementation = EMBEDDING_BAG if bags else _SPARSE_ROWS
+        questions.append(Lookup(implementation, BACKWARD, (gradient[0],), optimizer, gradient[1]))
+    return tuple(asked), tuple(questions)
 
 
-def _from_shapes(program: Program, rows: _Rows) -> RankLookups | None:
-    """Of `nn.EmbeddingBag`, whose weights and indices are arguments: evenly drawn rows. None where sizes are not recorded."""
-    table = op_table(program)
-    found: list[tuple[_Bags, TableStatistics]] = []
-    for op in rows.forward:
-        values = table.signatures[op].inputs
-        known = _bags(values)
-        if known is None:
-            return None
-        bags, (count, dim), indices = known
-        generator = Generator(rows=count, pooling=indices / bags.batch)
-        found.append((bags, expected_statistics(generator, bags.batch, dim, f"table{len(found)}")))
-    groups = [(bags, tuple(statistics for _, statistics in pairs)) for bags, pairs in groupby(found, key=lambda pair: pair[0])]
-    made = [
-        RankLookups(bags.implementation, bags.optimizer, StepLookups((statistics,)), bags.dtype, bags.weighted)
-        for bags, statistics in groups
-    ]
-    return replace(made[0], then=tuple(made[1:])) if made else None
+def _optimizer(*, summed: bool) -> str:
+    """Whose launches a sparse gradient makes: rows are added as they are, or equal ones summed before."""
+    return "rowwise_adagrad" if summed else "sgd"
 
 
-def _bags(values: Sequence[Value]) -> tuple[_Bags, tuple[int, int], int] | None:
-    """How bags are looked up, rows and columns of their table, and how many rows are looked up in all."""
+def _bags(values: Sequence[Value]) -> Lookup | None:
+    """An `nn.EmbeddingBag` as it is called: rows and columns of its table, bags, lookups. None where they are not recorded."""
     weights = [value for value in values if isinstance(value, Tensor) and len(value.shape) == 2]
     vectors = [value for value in values if isinstance(value, Tensor) and value.dtype in _INDEX_DTYPES]
     if not weights or len(vectors) < 2 or any(len(vector.shape) != 1 for vector in vectors[:2]):
@@ -254,9 +274,22 @@ def _bags(values: Sequence[Value]) -> tuple[_Bags, tuple[int, int], int] | None:
     batch = vectors[1].numel - bool(last_included)
     if batch < 1 or weights[0].dtype not in ITEM_BYTES:
         return None
-    kind = ("embedding_bag_dense", DENSE) if sparse is False else (EMBEDDING_BAG, "sgd")
     (count, dim), indices = weights[0].shape, vectors[0].numel
-    return _Bags(*kind, batch, weights[0].dtype, isinstance(weighted, Tensor)), (count, dim), indices
+    statistics = expected_statistics(Generator(rows=count, pooling=indices / batch), batch, dim)
+    implementation = _DENSE_BAG if sparse is False else EMBEDDING_BAG
+    return Lookup(implementation, FORWARD, (statistics,), dtype=weights[0].dtype, weighted=isinstance(weighted, Tensor))
+
+
+def _gradient(table: OpTable, op: int) -> tuple[TableStatistics, str] | None:
+    """Evenly drawn rows as many as a sparse gradient has, and the type of its rows; None where that is not recorded."""
+    sparse = next((tensor for tensor in table.arguments[op].inputs if is_sparse(tensor)), None)
+    inside = range(op + 1, table.last[op] + 1)
+    parts = (tensor for row in inside if table.kinds[row].sparse_part for tensor in table.arguments[row].outputs)
+    values = next((tensor for tensor in parts if tensor.dtype in ITEM_BYTES and len(tensor.shape) == 2), None)
+    if sparse is None or values is None or not values.shape[0] or len(sparse.shape) != 2:
+        return None
+    generator = Generator(rows=sparse.shape[0], pooling=1.0)
+    return expected_statistics(generator, values.shape[0], sparse.shape[1]), values.dtype
 
 
 def _unknown(program: Program, issued: Sequence[IssuedWork], device: Device) -> DeviceWork:
