@@ -151,6 +151,31 @@ def test_softmax_takes_a_warp_for_short_rows_and_a_block_for_long_ones() -> None
     assert forward(32_001) == ["cunn_SoftMaxForward"]
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_the_halves_of_a_batch_norm_over_ranks_launch_what_the_whole_does(last: bool) -> None:
+    """But for the running statistics, and for the backward pass of one kernel where channels do not lie side by side."""
+    x, channel, ranks = TensorArg((16, 64, 28, 28)), TensorArg((64,)), TensorArg((8, 64))
+    x = x.channels_last() if last else x
+    statistics = Call("aten::batch_norm_stats.default", (x, 1e-5))
+    applied = Call("aten::batch_norm_elemt.default", (x, channel, channel, channel, channel, 1e-5))
+    *before, _, after = kernels(
+        Call("aten::native_batch_norm.default", (x, channel, channel, channel, channel, True, 0.1, 1e-5))
+    )
+    assert kernels(statistics) == before
+    assert kernels(applied) == [after]
+    sums = Call("aten::batch_norm_backward_reduce.default", (x, x, channel, channel, channel, True, True, True))
+    given = (x, x, channel, channel, channel, channel, channel, TensorArg((8,), "int32"))
+    backward = [*kernels(sums), *kernels(Call("aten::batch_norm_backward_elemt.default", given))]
+    whole = (x, x, channel, channel, channel, channel, channel, True, 1e-5, (True, True, True))
+    if last:
+        assert backward == kernels(Call("aten::native_batch_norm_backward.default", whole))
+    assert len(backward) == 2 + last
+    gathered = Call(
+        "aten::batch_norm_gather_stats_with_counts.default", (x, ranks, ranks, channel, channel, 0.1, 1e-5, TensorArg((8,)))
+    )
+    assert kernels(gathered) == [REDUCE]
+
+
 def test_nothing_is_launched_over_no_elements() -> None:
     assert kernels(Call("aten::relu.default", (TensorArg((0, 5)),))) == []
 

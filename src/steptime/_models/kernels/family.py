@@ -23,7 +23,7 @@ _ODD_ARGUMENTS = (IndexError, TypeError, ValueError, ZeroDivisionError, KeyError
 
 @dataclass(frozen=True)
 class Family:
-    """Ops that are modelled alike: those of its sweep.
+    """Ops that are modelled alike: those of its sweep and their kin.
 
     `weight` is its share of a measuring run beside the other families'; `warm` is how many of the sweep's calls are run with
     their input just written as well as cold.
@@ -34,6 +34,7 @@ class Family:
     weight: float = 1.0
     warm: float = 1.0
     borrows: tuple[str, ...] = ()  # ops of its sweep that are another family's
+    kin: tuple[str, ...] = ()  # ops beside those of its sweep: their launches are of kernels that the sweep's calls launch too
     form: str = "launched"  # the module in `forms` that models it
     # What its calls launch, where the form goes by rules: for all alike, or by name of the op, without namespace and overload.
     rules: Rule | Mapping[str, Rule] | None = None
@@ -42,7 +43,7 @@ class Family:
     @property
     def ops(self) -> tuple[str, ...]:
         """The ops that it answers for."""
-        return tuple(op for op in self.sweep.ops if op not in self.borrows)
+        return (*(op for op in self.sweep.ops if op not in self.borrows), *self.kin)
 
     def launches(self, call: GpuCall) -> list[Launch]:
         """What a call launches, by the rule for its op. Raises InputError where there is none."""

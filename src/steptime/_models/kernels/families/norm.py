@@ -350,7 +350,7 @@ def _by_plane(kernel: str, reads: tuple[Operand, ...], writes: tuple[Operand, ..
     return _by_channel(kernel, reads, writes, images, serial, tag)
 
 
-def _normalising(x: Operand, result: Operand, images: _NormImages, tag: str) -> Launch:
+def _normalising(x: Operand, result: Operand, images: _NormImages, tag: str, more: tuple[Operand, ...] = ()) -> Launch:
     width = max(_width(images.plane // 4), min(_width(images.plane), _NORMALISING_THREADS))
     height = max(1, _NORMALISING_THREADS // width)
     along = max(1, min(_NORMALISING_BLOCKS // images.channels, math.ceil(images.samples / height)))
@@ -363,13 +363,32 @@ def _normalising(x: Operand, result: Operand, images: _NormImages, tag: str) -> 
         (images.channels, images.rows),
         (images.channels * images.samples, 1.0),
     )
-    return Launch("batch_norm_transform_input_kernel", x.numel, (x,), (result,), images.facts, grids, "", tag)
+    return Launch("batch_norm_transform_input_kernel", x.numel, (x, *more), (result,), images.facts, grids, "", tag)
+
+
+def _statistics(x: Operand, images: _NormImages, tag: str) -> list[Launch]:
+    """Mean and variance of every channel."""
+    if images.last or images.plane == 1:
+        return _channels_last(*_LAST_FORWARD, (x,), (x,), images, tag)[:-1]
+    return [_by_plane(_COLLECTED, (x,), (), images, tag)]
+
+
+def _applied(x: Operand, images: _NormImages, tag: str) -> Launch:
+    """Every element normed with them."""
+    if images.last or images.plane == 1:
+        return _channels_last(*_LAST_FORWARD, (x,), (x,), images, tag)[-1]
+    return _normalising(x, fresh(x.shape, x.dtype), images, tag)
+
+
+_COLLECTED = "batch_norm_collect_statistics_kernel"
+# For channels that lie side by side: what sums, and what goes over all elements.
+_LAST_FORWARD = ("batch_norm_collect_statistics_channels_last_kernel", "batch_norm_transform_input_channels_last_kernel")
+_LAST_BACKWARD = ("batch_norm_backward_reduce_channels_last_kernel", "batch_norm_backward_elemt_channels_last_kernel")
 
 
 def _native(call: GpuCall) -> list[Launch]:
     x = call.tensor(0)
-    images, result, again = _images(call, x), fresh(x.shape, x.dtype), hot(x.shape, x.dtype, x.nbytes)
-    tag = x.dtype + call.tensor(1).dtype
+    images, tag = _images(call, x), x.dtype + call.tensor(1).dtype
     running = Launch(
         "unrolled_elementwise_kernel_for_multi_outputs",
         images.channels,
@@ -377,12 +396,7 @@ def _native(call: GpuCall) -> list[Launch]:
         grids=((images.channels / 1024, 1.0),),
         tag=call.tensor(3).dtype,
     )
-    if images.last or images.plane == 1:
-        sums, applied = "batch_norm_collect_statistics_channels_last_kernel", "batch_norm_transform_input_channels_last_kernel"
-        *before, normalised = _channels_last(sums, applied, (x,), (again,), images, tag)
-        return [*before, running, normalised]
-    collected = _by_plane("batch_norm_collect_statistics_kernel", (x,), (), images, tag)
-    return [collected, running, _normalising(again, result, images, tag)]
+    return [*_statistics(x, images, tag), running, _applied(hot(x.shape, x.dtype, x.nbytes), images, tag)]
 
 
 def _native_backward(call: GpuCall) -> list[Launch]:
@@ -390,9 +404,35 @@ def _native_backward(call: GpuCall) -> list[Launch]:
     images, tag = _images(call, x), x.dtype + call.tensor(2).dtype
     if images.last or images.plane == 1:
         again = tuple(hot(item.shape, item.dtype, 2 * x.nbytes) for item in (gradient, x))
-        sums, applied = "batch_norm_backward_reduce_channels_last_kernel", "batch_norm_backward_elemt_channels_last_kernel"
-        return _channels_last(sums, applied, (gradient, x), again, images, tag)
+        return _channels_last(*_LAST_BACKWARD, (gradient, x), again, images, tag)
     return [_by_plane("batch_norm_backward_kernel", (gradient, x), (fresh(x.shape, x.dtype),), images, tag)]
+
+
+# `nn.SyncBatchNorm` calls the halves of a batch norm one by one, with a collective between (native/cuda/Normalization.cu).
+# Where channels do not lie side by side, those backward are kernels with the grids of those forward, and read one tensor more.
+
+
+def _synchronized_forward(call: GpuCall) -> list[Launch]:
+    x = call.tensor(0)
+    images, tag = _images(call, x), x.dtype + "float32"
+    return [_applied(x, images, tag)] if call.name == "batch_norm_elemt" else _statistics(x, images, tag)
+
+
+def _synchronized_backward(call: GpuCall) -> list[Launch]:
+    gradient, x = call.tensor(0), call.tensor(1)
+    images, tag, sums = _images(call, x), x.dtype + "float32", call.name == "batch_norm_backward_reduce"
+    if images.last or images.plane == 1:
+        *summed, applied = _channels_last(*_LAST_BACKWARD, (gradient, x), (gradient, x), images, tag)
+        return summed if sums else [applied]
+    if sums:
+        return [_by_plane(_COLLECTED, (gradient, x), (), images, tag)]
+    return [_normalising(gradient, fresh(x.shape, x.dtype), images, tag, (x,))]
+
+
+def _gathered(call: GpuCall) -> list[Launch]:
+    """Statistics of all ranks summed up, a row each: ranks are few, and so are channels."""
+    means = call.tensor(1)
+    return reduction(means, (0,), call.gpu, outputs=2, tag=means.dtype)
 
 
 FAMILY = Family(
@@ -428,5 +468,12 @@ FAMILY = Family(
         "cudnn_batch_norm_backward": _cudnn_backward,
         "native_batch_norm": _native,
         "native_batch_norm_backward": _native_backward,
+        **dict.fromkeys(("batch_norm_stats", "batch_norm_elemt"), _synchronized_forward),
+        **dict.fromkeys(("batch_norm_backward_reduce", "batch_norm_backward_elemt"), _synchronized_backward),
+        "batch_norm_gather_stats_with_counts": _gathered,
     },
+    kin=tuple(
+        f"aten::batch_norm_{name}.default"
+        for name in ("stats", "elemt", "gather_stats_with_counts", "backward_reduce", "backward_elemt")
+    ),
 )
