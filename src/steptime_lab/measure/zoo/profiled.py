@@ -79,7 +79,7 @@ def profiled(each: Architecture, group: Group, *, small: bool) -> dict[str, Any]
         "shapes": [item.around.shapes for item in kernels],
         "kernel": [item.kernel for item in kernels],
         "count": [item.count for item in kernels],
-        "kernel_ns": [round(item.time_ns) for item in kernels],
+        "kernel_ns": [float(round(item.time_ns)) for item in kernels],
         "times_ns": [sum(item.time_ns for item in one) for one in steps],
     }
 
