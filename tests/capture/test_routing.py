@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from steptime._capture.capture import captured_step  # noqa: E402
+from steptime._capture.capture import capture, captured_step  # noqa: E402
 from steptime._capture.routing import SKEW, balanced, skew  # noqa: E402
 from steptime._ops.table import op_table  # noqa: E402
 from steptime.errors import InputError  # noqa: E402
@@ -112,3 +112,18 @@ def test_a_factor_is_one_or_more(text: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(SKEW, text)
     with pytest.raises(InputError, match=f"--expert-skew {text}: expected how many times the mean"):
         skew()
+
+
+def test_drawing_classes_checks_them_on_the_device_and_waits_for_nothing() -> None:
+    """What PyTorch's own profiler shows of `multinomial`, which is the same code on every device."""
+
+    def make() -> Any:
+        weights = torch.rand(64, 8, device="cuda")
+        return lambda: torch.multinomial(weights, 1)
+
+    table = op_table(capture(make))
+    row = table.names.index("aten::multinomial")
+    launching = ["aminmax", "ge", "lt", "bitwise_and", "_assert_async", "sum", "eq", "any", "bitwise_not", "_assert_async"]
+    expected = [f"aten::{name}" for name in (*launching, "exponential_", "div", "argmax")]
+    assert [table.names[each] for each in table.children[row] if table.names[each] in expected] == expected
+    assert table.arguments[row].outputs[0].shape == (64, 1)

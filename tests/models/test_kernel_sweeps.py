@@ -122,7 +122,7 @@ def test_a_family_sweeps_every_op_it_answers_for_and_no_other(name: str) -> None
     drawn = {call.op for call in swept(name, 800)}
     # A transfer is the op of a copy, with one of its tensors on the host.
     shared = {"aten::copy_.default"} if name == "transfer" else set()
-    assert drawn == set(families()[name].ops) - set(families()[name].kin) | shared
+    assert drawn == {op for op in families()[name].sweep.ops if family_of(op) == name} | shared
     assert {family_of(op) for op in drawn - shared} == {name}
 
 

@@ -119,7 +119,23 @@ def _grouped_products(
     return out
 
 
-_GROUPED = "aten::_grouped_mm"
+def _drawn_classes(weights: torch.Tensor, count: int, *_: Any, **__: Any) -> torch.Tensor:
+    """Weights are checked on the device, then the largest are taken of them over random numbers (native/Distributions.cpp)."""
+    result = torch.empty([0], dtype=torch.int64, device=weights.device).resize_([*weights.shape[:-1], count])
+    least, most = aten.aminmax(weights)
+    aten._assert_async(torch.bitwise_and(least >= 0, most < float("inf")))
+    empty = weights.sum(-1) == 0
+    aten._assert_async((empty.any() if weights.dim() > 1 else empty).bitwise_not())
+    scores = torch.empty_like(weights).exponential_(1.0)
+    aten.div.out(weights, scores, out=scores)
+    if count == 1:
+        aten.argmax(scores, -1, True)
+    else:
+        aten.topk(scores, count)
+    return result
+
+
+_GROUPED, _DRAWN = "aten::_grouped_mm", "aten::multinomial"
 
 
 def contents_of(func: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
@@ -127,11 +143,16 @@ def contents_of(func: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
     name: str = func._schema.name
     if name == _GROUPED and (args[0].dtype is torch.bfloat16 or args[0].dim() != 2):
         return None
+    if name == _DRAWN and len(args) > 2 and args[2] and args[1] > 1:
+        return None  # with replacement, which has kernels of its own
     return CONTENTS.get(name)
 
 
 CONTENTS: dict[str, Callable[..., Any]] = {
     _GROUPED: _grouped_products,
+    _DRAWN: _drawn_classes,
+    # The CPU alone keeps a buffer for the backward pass (native/Activation.cpp).
+    "aten::log_sigmoid_forward": lambda x: (torch.empty_like(x), torch.empty([0], dtype=x.dtype, device=x.device)),
     "aten::_embedding_bag_backward": _bag_backward,
     "aten::_embedding_bag_dense_backward": _bag_dense_backward,
     **recurrent.CONTENTS,

@@ -171,8 +171,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inside = sparse.contents_of(func, self.known) if of_sparse else contents_of(func, args)
         if not self._noting:
             if inside:
-                with self:
-                    return inside(*args, **kwargs)
+                return self._inside(inside, func, args, kwargs)
             return self._answer(func, args, kwargs)
         note = Note(func._schema.name, switches=switches_at(func, args), pageable=waits_for_pageable(func, args))
         if func is torch.ops.aten.add.Tensor and not sparse.is_sparse(args[0]):
@@ -183,9 +182,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             note.inputs = [self._storage(tensor) for tensor in tensors_in((args, rest))]
             result = None if inside else self._answer(func, args, kwargs)
         if inside:
-            with self:
-                result = inside(*args, **kwargs)
+            result = self._inside(inside, func, args, kwargs)
         note.outputs = [self._storage(tensor) for tensor in tensors_in(result)]
+        return result
+
+    def _inside(self, inside: Callable[..., Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an op makes of others."""
+        with self:
+            result = inside(*args, **kwargs)
+        if func in ROUTES:
+            self.known.route(func, args, kwargs, result)
         return result
 
     def _answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -11,7 +11,7 @@ from pkgutil import iter_modules
 from steptime._models.kernels.call import Call
 from steptime._models.kernels.launches import Gpu, GpuCall, Launch, Rule
 from steptime._models.kernels.sweep import KernelSweep
-from steptime._ops.catalogue import declare
+from steptime._ops.catalogue import ATEN, declare, overloads_of
 from steptime._units import dtype_bytes
 from steptime.errors import InputError
 
@@ -34,7 +34,8 @@ class Family:
     weight: float = 1.0
     warm: float = 1.0
     borrows: tuple[str, ...] = ()  # ops of its sweep that are another family's
-    kin: tuple[str, ...] = ()  # ops beside those of its sweep: their launches are of kernels that the sweep's calls launch too
+    # ATen's ops beside those of its sweep, of kernels that calls of sweeps launch too: names (in all overloads), or overloads.
+    kin: str = ""
     form: str = "launched"  # the module in `forms` that models it
     # What its calls launch, where the form goes by rules: for all alike, or by name of the op, without namespace and overload.
     rules: Rule | Mapping[str, Rule] | None = None
@@ -43,7 +44,10 @@ class Family:
     @property
     def ops(self) -> tuple[str, ...]:
         """The ops that it answers for."""
-        return (*(op for op in self.sweep.ops if op not in self.borrows), *self.kin)
+        kin = [f"{ATEN}{name}" for name in self.kin.split()]
+        overloads = (overload.op for name in kin for overload in overloads_of(name.partition(".")[0]))
+        declared = (op for op in overloads if op in kin or op.partition(".")[0] in kin)
+        return (*(op for op in self.sweep.ops if op not in self.borrows), *dict.fromkeys(declared))
 
     def launches(self, call: GpuCall) -> list[Launch]:
         """What a call launches, by the rule for its op. Raises InputError where there is none."""

@@ -9,6 +9,7 @@ from steptime._models.kernels.launches.iterator import fill
 from steptime._models.kernels.sweep import Draw, Drawn, KernelSweep
 
 _BLOCK = 1024  # elements, as in the element-wise kernels
+_DRAWN = "cauchy_ exponential_ geometric_ log_normal_ random_"
 
 
 def _draw_filled(draw: Draw) -> Drawn:
@@ -61,6 +62,7 @@ FAMILY = Family(
         **dict.fromkeys(("zeros_like", "ones_like", "full_like"), _like),
         "zeros": lambda call: [fill(fresh(call.integers(0), call.dtype_keyword("float32")))],
         "arange": _arange,
-        **dict.fromkeys(("uniform_", "normal_"), random_numbers),
+        **dict.fromkeys(("uniform_", "normal_", *_DRAWN.split()), random_numbers),
     },
+    kin=_DRAWN,
 )

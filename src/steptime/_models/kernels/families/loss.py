@@ -175,10 +175,11 @@ FAMILY = Family(
     rules={
         **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), of_contiguous(_nll, 0)),
         **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), _nll),
-        "mse_loss": _mse,
-        "mse_loss_backward": _mse_backward,
+        **dict.fromkeys(("mse_loss", "smooth_l1_loss", "huber_loss"), _mse),
+        **dict.fromkeys(("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward"), _mse_backward),
         "binary_cross_entropy": _cross_entropy,
         "binary_cross_entropy_backward": _cross_entropy_backward,
         "binary_cross_entropy_with_logits": _cross_entropy_of_logits,
     },
+    kin="huber_loss huber_loss_backward smooth_l1_loss smooth_l1_loss_backward",
 )

@@ -472,8 +472,8 @@ FAMILY = Family(
         **dict.fromkeys(("batch_norm_backward_reduce", "batch_norm_backward_elemt"), _synchronized_backward),
         "batch_norm_gather_stats_with_counts": _gathered,
     },
-    kin=tuple(
-        f"aten::batch_norm_{name}.default"
-        for name in ("stats", "elemt", "gather_stats_with_counts", "backward_reduce", "backward_elemt")
-    ),
+    kin="""
+        batch_norm_backward_elemt batch_norm_backward_reduce batch_norm_elemt batch_norm_gather_stats_with_counts
+        batch_norm_stats
+    """,
 )

@@ -100,23 +100,25 @@ def _given_result(call: GpuCall) -> list[Launch]:
     """The element-wise op whose result is given by name."""
     if call.keyword("out") is None:
         raise InputError(f"{call.op}: no result is given")
-    return elementwise.launches(replace(call, op="aten::mul.Tensor"))
+    return elementwise.launches(replace(call, op=f"aten::{call.name}.Tensor"))
 
 
 def launches(call: GpuCall) -> list[Launch]:
     """What an op of the family launches: what its siblings do, but for a few."""
-    if call.name in _OWN and call.op != "aten::pow.Tensor_Tensor":
+    if call.name in _OWN and call.op not in _ELEMENTWISE:
         return _OWN[call.name](call)
     return optimizer.launches(call) if call.name.startswith("_foreach_") else elementwise.launches(call)
 
 
+_ELEMENTWISE = ("aten::pow.Tensor_Tensor", "aten::div.Scalar")
 _OWN: dict[str, Rule] = {
     "new_zeros": lambda call: [cleared(fresh(call.integers(1), call.dtype_keyword(call.tensor(0).dtype)))],
     "scalar_tensor": lambda call: [cleared(fresh((), call.dtype_keyword("float32")))],
     "arange": _arange,
     "pow": _power,
     "sort": _sort,
-    "mul": _given_result,
+    **dict.fromkeys(("div", "mul"), _given_result),
+    "_assert_async": lambda _: [Launch("_assert_async_cuda_kernel", 1, grids=((1.0, 1.0),))],
     "scatter": indexing.scatter,
 }
 
@@ -156,4 +158,5 @@ FAMILY = Family(
     ),
     weight=0.5,
     rules=launches,
+    kin="_assert_async arange.start div.out",
 )

@@ -81,6 +81,11 @@ def _extreme(call: GpuCall) -> list[Launch]:
     return reduction(x, (call.integer(1),), call.gpu, outputs=2, tag=x.dtype, path="-indexed")
 
 
+def _extremes(call: GpuCall) -> list[Launch]:
+    x, axis = call.tensor(0), call.keyword("dim")
+    return reduction(x, (axis,) if isinstance(axis, int) else range(len(x.shape)), call.gpu, outputs=2, tag=x.dtype)
+
+
 def _place(call: GpuCall) -> list[Launch]:
     x, axes = call.tensor(0), call.integers(1)
     if axes and x.shape and x.shape[axes[0]] == 1:
@@ -142,7 +147,9 @@ FAMILY = Family(
         "linalg_vector_norm": _norm,
         **dict.fromkeys(("max", "min"), _extreme),
         **dict.fromkeys(("argmax", "argmin"), _place),
+        "aminmax": _extremes,
         "cumsum": of_contiguous(_running, 0),
         "topk": _largest,
     },
+    kin="all amin aminmax any argmin min prod std var",
 )
