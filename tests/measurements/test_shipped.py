@@ -25,6 +25,7 @@ from steptime_lab.workloads.drawn_tasks import further_tasks, sharding_tasks
 
 PAGE = Path(__file__).parents[2] / "docs" / "measuring.md"
 
+
 @pytest.mark.parametrize("name", slow_unless(("collectives", "host", "sharding", "steps"), sorted(SETS)))
 def test_every_shipped_row_is_whole(name: str) -> None:
     rows = shipped(name).to_pylist()

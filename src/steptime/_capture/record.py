@@ -35,7 +35,7 @@ from steptime._capture.reads import Reads, is_read
 from steptime._capture.routing import ROUTES
 from steptime._capture.steady import LoopPart
 from steptime._capture.switches import switches_at
-from steptime._capture.tensors import META, is_pretended, tensors_in
+from steptime._capture.tensors import META, is_pretended, tensors_in, unseen
 
 _COMPOSITES = (DispatchKey.CompositeImplicitAutograd, DispatchKey.CompositeExplicitAutograd)
 # The CPU has kernels for these, CUDA makes them of views and a copy (native_functions.yaml).
@@ -191,7 +191,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with self:
             result = inside(*args, **kwargs)
         if func in ROUTES:
-            self.known.route(func, args, kwargs, result)
+            with unseen():
+                self.known.route(func, args, kwargs, result)
         return result
 
     def _answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

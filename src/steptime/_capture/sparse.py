@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from steptime._capture.known import Known
 from steptime._capture.refusals import user_line
-from steptime._capture.tensors import META, as_meta, is_pretended, on_device
+from steptime._capture.tensors import META, as_meta, is_pretended, on_device, unseen
 
 aten = torch.ops.aten
 _MAKE = aten._sparse_coo_tensor_with_dims_and_tensors.default
@@ -44,20 +44,17 @@ def has_kernel(func: Any) -> bool:
 
 
 def part(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a sparse tensor is made of, or one made of its parts. The observer sees nothing of it."""
+    """What a sparse tensor is made of, or one made of its parts."""
 
     def down(value: Any) -> Any:
         return as_meta(value) if isinstance(value, torch.Tensor) and is_pretended(value) else value
 
-    torch._C._autograd._enable_record_function(False)
-    try:
+    with unseen():
         result = func(*map(down, args), **{name: down(value) for name, value in kwargs.items()})
         if func is aten._coalesced_.default:
             args[0].data = on_device(result)
             return args[0]
         return on_device(result) if isinstance(result, torch.Tensor) else result
-    finally:
-        torch._C._autograd._enable_record_function(True)
 
 
 def contents_of(func: Any, known: Known) -> Callable[..., Any] | None:
@@ -108,9 +105,11 @@ def _coalesced(source: torch.Tensor, known: Known) -> torch.Tensor:
 
 def _distinct(numbers: torch.Tensor, rows: int, known: Known) -> int:
     """How many row numbers differ: as many as of evenly drawn ones where they are not known, which is said."""
-    values, count = known.values(numbers), numbers.numel()
-    if values is not None:
-        return len(set(values.tolist()))
+    count = numbers.numel()
+    with unseen():
+        values = known.values(numbers)
+        if values is not None:
+            return len(set(values.tolist()))
     expected = max(1, min(count, rows, round(rows * (1.0 - (1.0 - 1.0 / rows) ** count))))
     known.said[
         f"{user_line() or 'PyTorch'} sums gradients of equal rows, of lookups that are not known: {count:,} evenly drawn of "

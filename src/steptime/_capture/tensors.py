@@ -6,6 +6,8 @@ of its own: autograd runs it like any tensor, views share a storage, and no op o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,6 +35,16 @@ def as_meta(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of the device as the meta tensor it is made of; both share their storage."""
     result: torch.Tensor = torch.Tensor._make_subclass(torch.Tensor, tensor, False, device_for_backend_keys=META)
     return result
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """While it lasts, the observer sees nothing of what is called."""
+    torch._C._autograd._enable_record_function(False)
+    try:
+        yield
+    finally:
+        torch._C._autograd._enable_record_function(True)
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
