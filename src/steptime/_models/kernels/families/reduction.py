@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from steptime._models.kernels.call import DtypeArg, TensorArg
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import MEMSET, GpuCall, Launch, Operand, fresh
+from steptime._models.kernels.launches import MEMSET, GpuCall, Launch, Operand, fresh, hot
 from steptime._models.kernels.launches.iterator import fill, of_contiguous, reduction
 from steptime._models.kernels.sweep import USUAL_ELEMENTS, VOCABULARIES, Draw, Drawn, KernelSweep
 
@@ -72,6 +73,14 @@ def _plain(call: GpuCall) -> list[Launch]:
 def _norm(call: GpuCall) -> list[Launch]:
     x = call.tensor(0)
     return reduction(x, _axes(x, call.integers(2)), call.gpu, tag=x.dtype)
+
+
+def _dot(call: GpuCall) -> list[Launch]:
+    """The library sums products in blocks, then their sums in one; both vectors are read as a reduction reads one."""
+    x, other = call.tensor(0), call.tensor(1)
+    *before, summed = reduction(x, (0,), call.gpu, tag=x.dtype)
+    blocks = hot((max(1, x.numel // _BLOCK),), x.dtype, x.nbytes)
+    return [*before, replace(summed, reads=(x, other)), *reduction(blocks, (0,), call.gpu, tag=x.dtype)]
 
 
 def _extreme(call: GpuCall) -> list[Launch]:
@@ -143,13 +152,14 @@ FAMILY = Family(
     ),
     weight=6.0,
     rules={
-        **dict.fromkeys(("sum", "mean", "amax", "amin", "prod", "all", "any", "norm", "std", "var"), _plain),
-        "linalg_vector_norm": _norm,
+        **dict.fromkeys(("sum", "mean", "amax", "amin", "prod", "all", "any", "std", "var"), _plain),
+        **dict.fromkeys(("linalg_vector_norm", "norm"), _norm),
+        "dot": _dot,
         **dict.fromkeys(("max", "min"), _extreme),
         **dict.fromkeys(("argmax", "argmin"), _place),
         "aminmax": _extremes,
         "cumsum": of_contiguous(_running, 0),
         "topk": _largest,
     },
-    kin="all amin aminmax any argmin min prod std var",
+    kin="all amin aminmax any argmin dot min norm prod std var",
 )
