@@ -161,6 +161,17 @@ def test_convolutions_and_norms_are_those_of_cudnn() -> None:
     assert found["aten::convolution"] == found["aten::convolution_backward"] == 1
 
 
+def test_gradients_that_cuda_has_one_kernel_for_are_made_of_no_others() -> None:
+    def make() -> Step:
+        x = torch.randn(4, 8, device="cuda", requires_grad=True)
+        layers = nn.Sequential(nn.SiLU(), nn.Mish())
+        return lambda: layers(x).sum().backward()
+
+    found = names(capture(make), Phase.BACKWARD)
+    assert found["aten::silu_backward"] == found["aten::mish_backward"] == 1
+    assert not {"aten::sigmoid", "aten::mul", "aten::tanh"} & set(found)
+
+
 def test_attention_takes_the_kernel_that_cuda_takes() -> None:
     def chosen(dtype: Any, width: int = 64, mask: Any = None, causal: bool = False) -> str:
         query = torch.empty(2, 4, 16, width, dtype=dtype, device="meta")

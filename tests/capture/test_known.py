@@ -55,6 +55,21 @@ def test_a_write_through_a_view_is_seen_and_one_of_unknown_values_forgets() -> N
         assert recorder.known.values(ids) is None
 
 
+def test_a_mask_to_be_added_is_known_as_the_mask_is_and_large_numbers_of_a_batch_are_not() -> None:
+    def make() -> Callable[[], None]:
+        mask, image = torch.ones(4, 256).to("cuda"), torch.zeros(4, 256, 256).to("cuda")
+
+        def step() -> None:
+            added = (1.0 - mask[:, None, :].expand(4, 256, 256).to(torch.float64)) * -1e9
+            seen.append((bool((added < 0).any()), bool((image > 0).any())))
+
+        return step
+
+    seen: list[tuple[bool, bool]] = []
+    capture(make)
+    assert set(seen) == {(False, True)}
+
+
 def test_what_weights_decide_picks_everything_and_is_said() -> None:
     def make() -> Step:
         layer, x = nn.Linear(8, 8).cuda(), torch.randn(16, 8, device="cuda")

@@ -168,6 +168,15 @@ def test_one_of_input_and_weight_is_enough_for_cudnn() -> None:
     assert formats(block(torch.contiguous_format), "aten::convolution") == [(False,), (False,)]
 
 
+def test_gradients_of_a_convolution_are_as_its_input_is_whatever_the_gradient_of_its_output() -> None:
+    def make() -> Callable[[], None]:
+        layer, x = nn.Conv2d(8, 16, 3).to("cuda"), torch.randn(2, 8, 8, 8, device="cuda", requires_grad=True)
+        return lambda: layer(x).flatten(2).transpose(1, 2).contiguous().sum().backward()  # as patches of an image become tokens
+
+    ((of_input, of_weight, *_),) = formats(of_step(make), "aten::convolution_backward")
+    assert not of_input and not of_weight
+
+
 def test_float64_and_convolutions_without_cudnn_have_channels_first() -> None:
     assert formats(block(LAST, dtype=torch.float64), "aten::convolution") == [(False,), (False,)]
     with torch.backends.cudnn.flags(enabled=False, benchmark=False, deterministic=False, allow_tf32=True):

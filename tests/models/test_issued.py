@@ -95,6 +95,31 @@ def test_an_op_that_launches_stands_for_what_is_inside_it() -> None:
     assert names(trace.works()) == [("compute", "aten::relu.default")]
 
 
+def test_the_copy_that_autograd_keeps_of_what_is_overwritten_is_launched_too() -> None:
+    trace = Trace()
+    silu = trace.op("aten::silu_", gpu([4, 8], 3), outputs=(gpu([4, 8], 3),))
+    trace.op("aten::clone", gpu([4, 8], 3), None, outputs=(gpu([4, 8], 4),), inside=silu)
+    assert names(trace.works()) == [("compute", "aten::silu_.default"), ("compute", "aten::clone.default")]
+
+
+def test_attention_by_plain_products_launches_these_and_dropout_in_place_only_what_is_inside() -> None:
+    trace = Trace()
+    query = gpu([2, 4, 8, 16], 3)
+    around = trace.op("aten::_scaled_dot_product_attention_math", query, query, query, outputs=(gpu([2, 4, 8, 16], 9),))
+    trace.op("aten::bmm", gpu([8, 8, 16], 3), gpu([8, 16, 8], 3), outputs=(gpu([8, 8, 8], 5),), inside=around)
+    trace.op("aten::dropout_", gpu([4], 9), 0.0, True, outputs=(gpu([4], 9),))
+    assert names(trace.works()) == [("compute", "aten::bmm.default")]
+
+
+@pytest.mark.parametrize(("kind", "launched"), [("float", "aten::mm.out"), ("c10::BFloat16", "aten::_grouped_mm.default")])
+def test_grouped_products_are_one_kernel_in_bfloat16_alone(kind: str, launched: str) -> None:
+    trace = Trace()
+    tokens, weights, result = gpu([32, 16], 3, kind), gpu([1, 16, 8], 4, kind), gpu([32, 8], 6, kind)
+    grouped = trace.op("aten::_grouped_mm", tokens, weights, gpu([1], 5, "int"), outputs=(result,))
+    trace.op("aten::mm", tokens, gpu([16, 8], 4, kind), result, outputs=(result,), inside=grouped)
+    assert names(trace.works()) == [("compute", launched)]
+
+
 def test_an_op_made_of_others_launches_what_they_launch() -> None:
     trace = Trace()
     linear = trace.op("aten::linear", gpu([4, 8], 3), gpu([2, 8], 4), gpu([2], 5), outputs=(gpu([4, 2], 6),))

@@ -14,6 +14,8 @@ from steptime._platforms.platform import Platform
 from steptime._program.program import Tensor
 
 X = TensorArg((8, 64, 4, 4))
+# Those of products and of pooled volumes have other dimensions.
+OTHERS = {"bmm": TensorArg((8, 16, 16)), "mm": TensorArg((16, 16)), "pool3d": TensorArg((2, 8, 4, 8, 8))}
 PLAIN: dict[str, Argument] = {"S": 0.5, "f": 0.5, "i": 1, "b": False}
 
 
@@ -27,16 +29,17 @@ def kin() -> list[tuple[str, Overload]]:
     ]
 
 
-def argument(parameter: Parameter) -> Argument:
-    one = X if parameter.type == "T" else PLAIN[parameter.type]
+def argument(parameter: Parameter, x: TensorArg) -> Argument:
+    one = x if parameter.type == "T" else PLAIN[parameter.type]
     return (one, one) if parameter.many else one
 
 
 def call(overload: Overload) -> Call:
-    """Four dimensions of activations for every tensor, and only what has to be given."""
+    """Mostly four dimensions of activations for every tensor, and only what has to be given."""
+    x = next((found for name, found in OTHERS.items() if name in overload.op), X)
     needed = [each for each in overload.parameters if each.required and not each.optional]
-    positional = tuple(argument(each) for each in needed if not each.name)
-    return Call(overload.op, positional, tuple((each.name, argument(each)) for each in needed if each.name))
+    positional = tuple(argument(each, x) for each in needed if not each.name)
+    return Call(overload.op, positional, tuple((each.name, argument(each, x)) for each in needed if each.name))
 
 
 def test_every_name_is_declared_and_every_op_belongs_to_one_family() -> None:

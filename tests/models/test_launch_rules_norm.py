@@ -105,3 +105,13 @@ def test_rows_that_lie_otherwise_are_copied_first_and_read_from_the_copy() -> No
     assert [launch.kernel for launch in both[:2]] == [STRIDED] * 2
     assert both[2:] != launches(Call(name, (plain, plain, *args)))
     assert [launch.kernel for launch in both[2:]] == kernels(name, plain, plain, *args)
+
+
+def test_weights_to_be_standardised_are_normed_without_weights_or_statistics_of_their_own() -> None:
+    x, weight = TensorArg((1, 64, 147)), TensorArg((64,))
+    nothing = kernels("aten::native_batch_norm.default", x, None, None, None, None, True, 0.0, 1e-5)
+    layer = kernels("aten::native_batch_norm.default", x, weight, weight, weight, weight, True, 0.1, 1e-5)
+    assert (nothing[0], nothing[-1], len(nothing)) == (layer[0], layer[-1], len(layer))
+    assert kernels(
+        "aten::native_batch_norm_backward.default", x, x, None, None, None, weight, weight, True, 1e-5, (True, False)
+    )

@@ -75,3 +75,15 @@ def test_a_gradient_with_holes_is_packed_before_it_is_spread() -> None:
 def test_windows_that_do_not_fit_are_one_clear_line(call: Call) -> None:
     with pytest.raises(InputError, match=call.op):
         launches(call)
+
+
+@pytest.mark.parametrize("rounded_up", [False, True])
+def test_volumes_have_the_outputs_that_torch_has_and_a_thread_for_each(rounded_up: bool) -> None:
+    torch = pytest.importorskip("torch", reason="sides are checked against torch's own")
+    shape, args = (2, 3, 9, 20, 21), ((3, 3, 2), (2, 1, 2), (1, 1, 0), (1, 1, 1), rounded_up)
+    (launch,) = launches(Call("aten::max_pool3d_with_indices.default", (TensorArg(shape), *args)))
+    real, _ = torch.ops.aten.max_pool3d_with_indices.default(torch.empty(shape, device="meta"), *args)
+    assert launch.elements == launch.writes[0].numel == real.numel()
+    gradient, index = TensorArg(tuple(real.shape)), TensorArg(tuple(real.shape), "int64", high=9 * 20 * 21)
+    _, back = launches(Call("aten::max_pool3d_with_indices_backward.default", (gradient, TensorArg(shape), *args, index)))
+    assert back.elements == TensorArg(shape).numel

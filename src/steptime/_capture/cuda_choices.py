@@ -252,6 +252,10 @@ RULES: dict[str, Callable[..., Any]] = {
 }
 
 
+# Made of others before autograd where a device has no kernel of theirs; CUDA has one (native_functions.yaml).
+_KERNELS = ("silu_backward", "mish_backward")
+
+
 @contextmanager
 def chosen() -> Iterator[None]:
     """While it lasts, ops on the pretended device choose as on CUDA."""
@@ -259,6 +263,8 @@ def chosen() -> Iterator[None]:
     try:
         for name, rule in RULES.items():
             library.impl(name, rule)
+        for name in _KERNELS:
+            library.impl(name, torch.library.fallthrough_kernel)
         yield
     finally:
         library._destroy()

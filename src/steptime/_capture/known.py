@@ -19,8 +19,9 @@ from steptime._capture.refusals import unknown_shape, user_line
 from steptime._capture.routing import ROUTES, balanced, classes, skew
 from steptime._capture.tensors import META, is_pretended, on_device, tensors_in
 
-# Of a storage. Whole numbers and truth values are what scripts decide by; of floats, rates and the like.
-_MOST_BYTES, _MOST_BYTES_OF_FLOATS = 1 << 21, 1 << 16
+# Of a storage. Whole numbers and truth values are what scripts decide by, and floats that are computed of known numbers of the
+# device (masks to be added); of other floats, rates and the like.
+_MOST_BYTES, _MOST_BYTES_OF_FLOATS = 1 << 23, 1 << 16
 _MOST_BYTES_ROUTED = 1 << 27  # of what follows from which expert each token goes to
 _ROOM = 256  # storages that are kept before those are looked for that are gone
 _WEAK_STORAGE: Any = StorageWeakRef
@@ -127,7 +128,8 @@ class Known:
     def _overwritten(self, func: Any, args: tuple[Any, ...], result: torch.Tensor) -> bool:
         """Keeps what is written over a whole storage, whatever was there before."""
         whole = result.numel() * result.itemsize == result.untyped_storage().nbytes()
-        if not whole or not _small(result) or not is_pretended(result) or not self.knows(args[1:], {}):
+        derived = any(map(is_pretended, tensors_in(args[1:])))
+        if not whole or not _small(result, derived=derived) or not is_pretended(result) or not self.knows(args[1:], {}):
             return False
         self.forget(result)
         value = 0 if func is _aten.zero_.default else _each(args[1], self._real)
@@ -185,7 +187,8 @@ class Known:
         name = func._schema.name
         read = {key: value for key, value in kwargs.items() if key != "out"}
         most = _MOST_BYTES_ROUTED if self._route_of(args, kwargs) else 0
-        if any(not isinstance(each, torch.Tensor) or not _small(each, most) for each in _listed(result)):
+        derived = name not in _WRITTEN and any(map(is_pretended, tensors_in((args, kwargs))))
+        if any(not isinstance(each, torch.Tensor) or not _small(each, most, derived=derived) for each in _listed(result)):
             return False
         if name in _WRITTEN:
             return name.removeprefix("aten::") in _ANY_SOURCE or self.knows(args, read)
@@ -213,8 +216,9 @@ class Known:
         self._numbers[storage._cdata] = (_WEAK_STORAGE(storage), kept)
 
 
-def _small(tensor: torch.Tensor, at_most: int = 0) -> bool:
-    most = _MOST_BYTES_OF_FLOATS if tensor.dtype.is_floating_point or tensor.dtype.is_complex else max(_MOST_BYTES, at_most)
+def _small(tensor: torch.Tensor, at_most: int = 0, *, derived: bool = False) -> bool:
+    floats = (tensor.dtype.is_floating_point or tensor.dtype.is_complex) and not derived
+    most = _MOST_BYTES_OF_FLOATS if floats else max(_MOST_BYTES, at_most)
     return tensor.layout is torch.strided and tensor.untyped_storage().nbytes() <= most
 
 

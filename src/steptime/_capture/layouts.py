@@ -35,11 +35,9 @@ def _convolution(args: Sequence[Any]) -> tuple[Format, ...]:
 
 
 def _convolution_backward(args: Sequence[Any]) -> tuple[Format, ...]:
-    """The gradient of the input is as the output's or the weight; for the weight's, the input is laid out as in forward."""
-    grad_output, source, weight = args[:3]
-    forward = cudnn_format(source, weight)
-    of_weight = forward if forward is not _PLAIN else cudnn_format(grad_output)
-    return cudnn_format(grad_output, weight), of_weight, _PLAIN
+    """As in forward: what is given of the output is laid out as the input is (native/cudnn/ConvShared.cpp)."""
+    forward = cudnn_format(args[1], args[2])
+    return forward, forward, _PLAIN
 
 
 def _batch_norm_backward(args: Sequence[Any]) -> tuple[Format, ...]:

@@ -111,6 +111,9 @@ class OpKind:
         return next((kind for kind, at, op in _INTEGERS if at in (argument, None) and op.fullmatch(self.plain)), _ANYTHING)
 
 
+ATEN = "aten::"
+"""What the names of ops of PyTorch's own library begin with."""
+
 # Other views of the same memory.
 _VIEWS = """
     alias as_strided as_strided_ broadcast_tensors chunk _conj detach detach_ diagonal expand expand_as flatten imag lift_fresh
@@ -168,8 +171,15 @@ SPARSE_UPDATES = {"sgd": "aten::add_", "rowwise_adagrad": "aten::coalesce"}
 # The project's own lookup, PyTorch's bags, FBGEMM's table-batched embeddings.
 _LOOKUP = re.compile(r"^(?:TableBatchedLookup|aten::_?embedding_bag|fbgemm::split_embedding|SplitLookup)")
 _RECURRENT = re.compile(r"^aten::(?:_cudnn_rnn(?:_backward)?|_thnn_fused_(?:lstm|gru)_cell(?:_backward(?:_impl)?)?)$")
-# Around the one that launches (native/RNN.cpp); what puts row numbers and rows together (native/Embedding.cpp).
-_AROUND = frozenset(("aten::_thnn_fused_lstm_cell_backward", "aten::embedding_sparse_backward"))
+# Around the ones that launch, if any do (native/RNN.cpp, native/transformers/attention.cpp, native/Dropout.cpp); what puts row
+# numbers and rows together (native/Embedding.cpp).
+_AROUND = frozenset(
+    f"{ATEN}{name}"
+    for name in (
+        *("_thnn_fused_lstm_cell_backward", "_scaled_dot_product_attention_math", "embedding_sparse_backward"),
+        *("dropout_", "alpha_dropout_", "feature_dropout_", "feature_alpha_dropout_"),
+    )
+)
 _COLLECTIVE_CALL = "record_param_comms"
 _COMMUNICATES = ("c10d::", "nccl:", "_c10d_functional", "c10d_functional", _COLLECTIVE_CALL)
 # Frames around ops, and autograd's own nodes. Nodes of somebody's own (CppNode) may launch kernels too.
@@ -182,9 +192,6 @@ _FUNCTION = re.compile(r"CppNode|Backward$")
 
 FLAT_GATHER = "FSDP::all_gather (flat parameter)"
 """The frame around the gather of a flat parameter (FSDP1) in captured steps: its memory is taken here, without an op."""
-
-ATEN = "aten::"
-"""What the names of ops of PyTorch's own library begin with."""
 
 
 @lru_cache(maxsize=1 << 14)

@@ -54,11 +54,11 @@ def products_of(calls: Sequence[tuple[str, Signature]]) -> list[float | None]:
     return [None if count is None else count(each.inputs, arguments_of(each).inputs) for count, each in counts]
 
 
-def _product(_: Sequence[object], tensors: Sequence[Shaped]) -> float | None:
-    """Of the last two operands; what stands before them is added."""
-    if len(tensors) < 2:
+def _product(_: Sequence[object], tensors: Sequence[Shaped], first: int = 0) -> float | None:
+    """Of two operands; what stands before them is added, what stands behind is where the result goes."""
+    if len(tensors) < first + 2:
         return None
-    left, right = tensors[-2:]
+    left, right = tensors[first : first + 2]
     if len(left.shape) < _AT_LEAST_A_MATRIX or len(right.shape) < _AT_LEAST_A_MATRIX:
         return None
     return 2.0 * math.prod(left.shape) * right.shape[-1]
@@ -130,14 +130,15 @@ def _recurrent(args: Sequence[object], tensors: Sequence[Shaped], products: int 
 
 # Five such products instead of two; the gradient comes before queries and keys.
 _attention_backward = partial(_attention, first=1, products=5)
-# Ops whose output is the product of their last two operands, and how many dimensions those have.
+# Ops whose output is the product of two operands, and how many dimensions those have.
 PRODUCTS = {"aten::mm": 2, "aten::addmm": 2, "aten::bmm": 3, "aten::baddbmm": 3}
 # PyTorch lets convolutions of float32 use TF32 unless told otherwise, and no matrix product.
 TF32_BY_DEFAULT = ("aten::convolution", "aten::convolution_backward")
 _ATTENTION = "aten::_scaled_dot_product_{}_attention"
 _BACK_ENDS = ("flash", "efficient", "cudnn")
 _COUNTS: dict[str, Count] = {
-    **dict.fromkeys(PRODUCTS, _product),
+    **dict.fromkeys(("aten::mm", "aten::bmm"), _product),
+    **dict.fromkeys(("aten::addmm", "aten::baddbmm"), partial(_product, first=1)),
     **dict.fromkeys(("aten::_scaled_mm", "aten::_grouped_mm"), _any_product),
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution_backward,

@@ -230,7 +230,7 @@ def _output_bytes(call: Call) -> int:
         return sum(tensor.nbytes for tensor in every if isinstance(tensor, TensorArg))
     shape = PRODUCTS.get(base)
     if shape is not None:
-        operands = [tensor for tensor in tensors if len(tensor.shape) == shape]
+        operands = [each for each in call.args if isinstance(each, TensorArg) and len(each.shape) == shape]
         if len(operands) >= 2:
             left, right = operands[-2:]
             return left.nbytes // max(1, left.shape[-1]) * right.shape[-1]

@@ -2,7 +2,8 @@
 
 An op launches by itself, launches nothing, is made of others that launch, is a collective or a lookup, or is not known. What
 launches is found from the outermost op inwards: the first op with known overloads stands for all that is in it, as it does in
-the measured calls. Autocast shows an op twice, around the casts of its arguments and as it runs: then the inner one stands.
+the measured calls, but for the copy that autograd keeps of what an op in place overwrites (`silu_`): it is autograd's own.
+Autocast shows an op twice, around the casts of its arguments and as it runs: then the inner one stands.
 Where a source does not say in which memory tensors lie (Kineto's traces do not), all lie on the device, and nothing is warm.
 """
 
@@ -26,7 +27,11 @@ COMPUTE, LOOKUP, COLLECTIVE, RECURRENT, UNKNOWN = "compute", "lookup", "collecti
 # What calls are recorded with: an argument counts as just written within so many written bytes and so many tensors.
 _WRITTEN_WITHIN_BYTES = 32 * MIB
 _REMEMBERED = 64
-_COPY = "copy_"
+_COPY, _KEPT_COPY = "copy_", "aten::clone"
+# Whether what is inside an op is the op's own.
+_CLOSED, _IN_PLACE = 1, 2
+# Ops that are one kernel in this dtype, and made of others in any other (native/cuda/GroupedBlas.cpp).
+_ONE_KERNEL_IN = {"aten::_grouped_mm": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -181,8 +186,8 @@ class _Walk:
         open_ops = []
         for row, (kind, parent, arguments) in enumerate(zip(table.kinds, table.parents, table.arguments, strict=True)):
             role = kind.role
-            if parent >= 0 and closed[parent]:
-                closed[row] = 1
+            if parent >= 0 and closed[parent] and not (closed[parent] == _IN_PLACE and kind.name == _KEPT_COPY):
+                closed[row] = _CLOSED
             elif arguments.sparse and role in (Role.OPEN, Role.LAUNCHES) and not self._updates(row):
                 # What a sparse tensor is made of is worked on by ops inside this one.
                 open_ops += [] if table.children[row] else [row]
@@ -190,12 +195,12 @@ class _Walk:
                 open_ops.append(row)
                 self._ordered.write(kind, arguments.outputs)
             elif role is Role.LAUNCHES and not arguments.sparse:
-                closed[row] = self._launches(row, open_ops)
+                closed[row] = self._launches(row, open_ops) and (_IN_PLACE if kind.data is Data.IN_PLACE else _CLOSED)
             elif role is Role.RECURRENT:
                 if row not in table.same_inside:
                     self._issue(_Issue(row, RECURRENT))
             elif role is not Role.COMPOSITE:
-                closed[row] = 1
+                closed[row] = _CLOSED
                 if row in self._collectives or role in (Role.LOOKUP, Role.LAUNCHES, Role.OPEN):
                     self._issue(_Issue(row, COLLECTIVE if role is Role.COLLECTIVE else LOOKUP))
         return open_ops
@@ -220,6 +225,9 @@ class _Walk:
         name, signature = table.names[row], table.signatures[row]
         if table.kinds[row].plain == _COPY and len(signature.inputs) > 1 and signature.inputs[0] == signature.inputs[1]:
             return True  # of a tensor to itself: nothing (native/Copy.cpp)
+        if name in _ONE_KERNEL_IN and arguments.inputs[0].dtype != _ONE_KERNEL_IN[name]:
+            open_ops.append(row)
+            return False
         call = traced_call(name, signature, ordered=self._ordered.index_of(table.kinds[row], signature.inputs))
         if call is None:
             open_ops.append(row)

@@ -195,10 +195,10 @@ FAMILY = Family(
     rules=launches,
     kin="""
         abs_ acos acosh asin asinh atan atan2 atanh bitwise_and_ bitwise_not bitwise_not_ bitwise_or bitwise_or_ bitwise_xor
-        bitwise_xor_ ceil ceil_ clamp_ clamp_max clamp_max_ clamp_min_ copysign cos_ cosh eq_ erfc erfinv erfinv_ exp2 exp_
-        expm1 expm1_ floor floor_ floor_divide floor_divide_ fmax fmin fmod fmod_ frac ge_ gt_ hypot isnan isneginf isposinf le
-        le_ log10 log1p log1p_ log2 log_ logical_and logical_and_ logical_not_ logical_or logical_or_ logical_xor logical_xor_
-        lt_ maximum minimum nan_to_num nan_to_num_ ne_ neg_ pow_ reciprocal_ remainder_ round round_ rsqrt_ sign sign_ signbit
-        sin_ sinh tan trunc trunc_ xlogy
+        bitwise_xor_ ceil ceil_ clamp_ clamp_max clamp_max_ clamp_min_ copysign cos_ cosh div.Scalar_mode div.Tensor_mode
+        div_.Scalar_mode div_.Tensor_mode eq_ erfc erfinv erfinv_ exp2 exp_ expm1 expm1_ floor floor_ floor_divide floor_divide_
+        fmax fmin fmod fmod_ frac ge_ gt_ hypot isnan isneginf isposinf le le_ log10 log1p log1p_ log2 log_ logical_and
+        logical_and_ logical_not_ logical_or logical_or_ logical_xor logical_xor_ lt_ maximum minimum nan_to_num nan_to_num_ ne_
+        neg_ pow_ reciprocal_ remainder_ round round_ rsqrt_ sign sign_ signbit sin_ sinh tan trunc trunc_ xlogy
     """,
 )

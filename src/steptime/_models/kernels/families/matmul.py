@@ -103,4 +103,5 @@ FAMILY = Family(
     weight=18.0,
     # The same kernels run warm and cold (2,691 of 2,691 pairs), and their ratio follows the bytes that are warm.
     warm=0.4,
+    kin="addmm.out baddbmm.out bmm.out mm.out",
 )

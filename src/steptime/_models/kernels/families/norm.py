@@ -386,22 +386,36 @@ _LAST_FORWARD = ("batch_norm_collect_statistics_channels_last_kernel", "batch_no
 _LAST_BACKWARD = ("batch_norm_backward_reduce_channels_last_kernel", "batch_norm_backward_elemt_channels_last_kernel")
 
 
-def _native(call: GpuCall) -> list[Launch]:
-    x = call.tensor(0)
-    images, tag = _images(call, x), x.dtype + call.tensor(1).dtype
-    running = Launch(
+def _weight_dtype(call: GpuCall, place: int) -> str:
+    """That of the weights, or of what is normalised where there are none."""
+    weight = call.optional_tensor(place)
+    return call.tensor(0).dtype if weight is None else weight.dtype
+
+
+def _kept(call: GpuCall, images: _NormImages) -> Launch:
+    """Means and variances into those that the layer keeps; where it keeps none, one over the root of variances."""
+    kept = call.optional_tensor(3)
+    if kept is None:
+        variances = hot((images.channels,), "float32", 4 * images.channels)
+        return pointwise((variances,), variances, tag="float32")
+    return Launch(
         "unrolled_elementwise_kernel_for_multi_outputs",
         images.channels,
         facts={"columns": images.channels},
         grids=((images.channels / 1024, 1.0),),
-        tag=call.tensor(3).dtype,
+        tag=kept.dtype,
     )
-    return [*_statistics(x, images, tag), running, _applied(hot(x.shape, x.dtype, x.nbytes), images, tag)]
+
+
+def _native(call: GpuCall) -> list[Launch]:
+    x = call.tensor(0)
+    images, tag = _images(call, x), x.dtype + _weight_dtype(call, 1)
+    return [*_statistics(x, images, tag), _kept(call, images), _applied(hot(x.shape, x.dtype, x.nbytes), images, tag)]
 
 
 def _native_backward(call: GpuCall) -> list[Launch]:
     gradient, x = call.tensor(0), call.tensor(1)
-    images, tag = _images(call, x), x.dtype + call.tensor(2).dtype
+    images, tag = _images(call, x), x.dtype + _weight_dtype(call, 2)
     if images.last or images.plane == 1:
         again = tuple(hot(item.shape, item.dtype, 2 * x.nbytes) for item in (gradient, x))
         return _channels_last(*_LAST_BACKWARD, (gradient, x), again, images, tag)

@@ -179,9 +179,19 @@ _KERNELS: dict[str, tuple[tuple[str, Callable[[_Pooling], Grids]], tuple[str, Ca
 }
 
 
-def _pair(call: GpuCall, position: int, default: tuple[int, int]) -> tuple[int, int]:
-    sizes = call.integers(position)
-    return (sizes[0], sizes[-1]) if sizes else default
+# A thread per output of volumes too.
+_OF_VOLUMES = ("avg_pool3d", "avg_pool3d_backward", "max_pool3d_with_indices", "max_pool3d_with_indices_backward")
+_KERNELS |= {name: _KERNELS[name.replace("3d", "2d")] for name in _OF_VOLUMES}
+
+
+def _sizes(call: GpuCall, position: int, default: tuple[int, ...]) -> tuple[int, ...]:
+    sizes = call.integers(position) or default
+    return sizes if len(sizes) == len(default) else sizes[:1] * len(default)
+
+
+def _folded(sizes: tuple[int, ...]) -> tuple[int, int]:
+    """Two sides of an image; of a volume, its depth and rows are one."""
+    return math.prod(sizes[:-1]), sizes[-1]
 
 
 def _places(length: int, window: int, stride: int, padding: int, *, rounded_up: bool) -> int:
@@ -193,37 +203,37 @@ def _places(length: int, window: int, stride: int, padding: int, *, rounded_up: 
     return count - 1 if (count - 1) * stride >= length + padding else count
 
 
-def _result(call: GpuCall, x: Operand, window: tuple[int, int], stride: tuple[int, int]) -> tuple[int, int]:
+def _result(call: GpuCall, x: Operand, window: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...]:
     """Sides of what a forward call gives, by padding, dilation where windows can have it, and whether they are rounded up."""
-    dilated = call.name == "max_pool2d_with_indices"
-    padding, dilation = _pair(call, 3, (0, 0)), _pair(call, 4, (1, 1)) if dilated else (1, 1)
+    dilated, ones = "indices" in call.name, (1,) * len(window)
+    padding, dilation = _sizes(call, 3, (0,) * len(window)), _sizes(call, 4, ones) if dilated else ones
     rounded_up = call.flag(5 if dilated else 4)
-    rows, columns = (
-        _places(x.shape[2 + axis], dilation[axis] * (window[axis] - 1) + 1, stride[axis], padding[axis], rounded_up=rounded_up)
-        for axis in (0, 1)
-    )
-    return rows, columns
+    each = zip(x.shape[2:], window, stride, padding, dilation, strict=True)
+    return tuple(_places(side, far * (wide - 1) + 1, step, pad, rounded_up=rounded_up) for side, wide, step, pad, far in each)
 
 
 def _pooling(call: GpuCall, x: Operand, gradient: Operand | None) -> _Pooling:
     """Input, window, stride and so on; a backward call has the gradient before these."""
-    if any(len(images.shape) != 4 for images in (x, gradient or x)):
+    if any(len(images.shape) != (5 if "3d" in call.name else 4) for images in (x, gradient or x)):
         raise InputError(f"{call.op}: input {x.shape} or its gradient is no batch of images")
-    first, sides = (1, None) if gradient is None else (2, (gradient.shape[2], gradient.shape[3]))
+    first, sides = (1, None) if gradient is None else (2, gradient.shape[2:])
+    ones = (1,) * len(x.shape[2:])
     if "adaptive" in call.name:
         # Windows that cover the input: as large as what they are reduced by, rounded up.
-        result = sides or _pair(call, first, (1, 1))
-        window = stride = (math.ceil(x.shape[2] / max(1, result[0])), math.ceil(x.shape[3] / max(1, result[1])))
+        result = sides or _sizes(call, first, ones)
+        window = stride = tuple(math.ceil(side / max(1, out)) for side, out in zip(x.shape[2:], result, strict=True))
     else:
-        window = _pair(call, first, (1, 1))
-        stride = _pair(call, first + 1, window)
+        window = _sizes(call, first, ones)
+        stride = _sizes(call, first + 1, window)
         result = sides or (_result(call, x, window, stride) if min(stride) > 0 else (0, 0))
     if min(*x.shape, *result, *window, *stride) <= 0:
         raise InputError(
             f"{call.op}: input {x.shape} and output {result} with windows of {window} every {stride} cannot be pooled"
         )
-    samples, channels, *side = x.shape
-    inputs, outputs, planes = side[0] * side[1], result[0] * result[1], samples * channels
+    samples, channels = x.shape[:2]
+    overlap = math.prod(max(1.0, wide / step) for wide, step in zip(window, stride, strict=True))
+    side, result, window, stride = map(_folded, (x.shape[2:], result, window, stride))
+    inputs, outputs, planes = math.prod(side), math.prod(result), samples * channels
     last = x.strides[1] == 1 and channels > 1 and x.strides != contiguous(x.shape)
     facts = {
         "plane": inputs,
@@ -238,9 +248,8 @@ def _pooling(call: GpuCall, x: Operand, gradient: Operand | None) -> _Pooling:
         "result_side": result[0],
         "last": last,
     }
-    overlap = max(1.0, window[0] / stride[0]) * max(1.0, window[1] / stride[1])
     return _Pooling(
-        *(samples, channels, (side[0], side[1]), result, planes, inputs, outputs, inputs / outputs),
+        *(samples, channels, side, result, planes, inputs, outputs, inputs / outputs),
         *(window[0] * window[1], overlap, last, x.item_bytes, facts),
     )
 
@@ -267,7 +276,7 @@ def _backward(call: GpuCall) -> list[Launch]:
     uneven = {"uneven": x.shape[2] % pool.result[0] != 0} if "adaptive" in call.name else {}
     facts, result = pool.facts | uneven, fresh(x.shape, x.dtype)
     reads = (gradient, call.tensor(7)) if "indices" in call.name else (gradient,)
-    if call.name != "avg_pool2d_backward":
+    if call.name not in ("avg_pool2d_backward", "avg_pool3d_backward"):
         launches.append(cleared(result))
     return [*launches, Launch(kernel, x.numel, reads, (result,), facts, grids(pool), "", x.dtype)]
 
@@ -283,4 +292,5 @@ FAMILY = Family(
     ),
     weight=2.5,
     rules={name: _backward if name.endswith("_backward") else _forward for name in _KERNELS},
+    kin=" ".join(_OF_VOLUMES),
 )
