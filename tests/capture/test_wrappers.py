@@ -33,6 +33,28 @@ def stepping(model: Any, loss: Callable[[], Any]) -> Callable[[], None]:
     return step
 
 
+def test_attention_is_derived_twice_where_it_is_plain() -> None:
+    """As in PyTorch, whose fused kernels have no second derivative."""
+
+    def make(backend: Any) -> Callable[[], None]:
+        attention = nn.MultiheadAttention(32, 4, batch_first=True).cuda()
+        x = torch.randn(2, 8, 32, device="cuda", requires_grad=True)
+
+        def loss() -> Any:
+            with torch.nn.attention.sdpa_kernel(backend):
+                mixed, _ = attention(x, x, x, need_weights=False)
+            (gradient,) = torch.autograd.grad(mixed.sum(), x, create_graph=True)
+            return gradient.square().sum()
+
+        return stepping(attention, loss)
+
+    kinds = torch.nn.attention.SDPBackend
+    names = op_table(capture(lambda: make(kinds.MATH))).names
+    assert names.count("aten::_softmax_backward_data") >= 2
+    with pytest.raises(InputError, match="derivative for aten::_scaled_dot_product_efficient_attention_backward"):
+        capture(lambda: make(kinds.EFFICIENT_ATTENTION))
+
+
 @pytest.mark.parametrize(
     "layers",
     [

@@ -27,14 +27,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils, checkpoint
 from torch.utils._device import DeviceContext, _device_constructors
 
-from steptime._capture import questions
+from steptime._capture import nested, questions
 from steptime._capture.autocast import casting
 from steptime._capture.compiler import idle_compiler
 from steptime._capture.cuda_choices import chosen
 from steptime._capture.log import CommLog, Streams
 from steptime._capture.pinned import is_pinned, pin
 from steptime._capture.switches import restored
-from steptime._capture.tensors import CUDA, META, is_pretended
+from steptime._capture.tensors import CUDA, META, is_pretended, wrapped
 from steptime._hardware.device import reference_device
 from steptime.errors import InputError
 
@@ -146,7 +146,7 @@ def pretended(log: CommLog, *, devices: int = 1) -> Iterator[Streams]:
     _parameters.clear()
     with ExitStack() as stack:
         asked = questions.replaced(streams, _PROPERTIES.total_memory, devices)
-        replaced = tuple(chain(_replaced(streams), asked))
+        replaced = tuple(chain(_replaced(streams), asked, nested.replaced()))
         really = {name: getattr(torch.cuda, name) for owner, name, _ in replaced if owner is torch.cuda}
         for owner, name, stand_in in replaced:
             stack.enter_context(patch.object(owner, name, stand_in))
@@ -182,7 +182,7 @@ class DeviceNames(TorchFunctionMode):
         del types
         kwargs = kwargs or {}
         answer = _GETTERS.get(func)
-        if answer is not None and is_pretended(args[0]):
+        if answer is not None and is_pretended(wrapped(args[0])):
             return answer(args[0])
         if func is torch.Tensor.type and (asked := questions.type_asked(*args, **kwargs)) is not None:
             return asked

@@ -30,12 +30,13 @@ from steptime._capture import answers, refusals, sparse
 from steptime._capture.assemble import HOST, LEAF, Note
 from steptime._capture.contents import contents_of
 from steptime._capture.known import INDEXED, TRUTHS, Known, picks, where_true
+from steptime._capture.log import TraceRange
 from steptime._capture.pinned import waits_for_pageable
 from steptime._capture.reads import Reads, is_read
 from steptime._capture.routing import ROUTES
 from steptime._capture.steady import LoopPart
 from steptime._capture.switches import switches_at
-from steptime._capture.tensors import META, is_pretended, tensors_in, unseen
+from steptime._capture.tensors import META, is_pretended, is_wrapper, tensors_in, unseen, wrapped
 
 _COMPOSITES = (DispatchKey.CompositeImplicitAutograd, DispatchKey.CompositeExplicitAutograd)
 # The CPU has kernels for these, CUDA makes them of views and a copy (native_functions.yaml).
@@ -91,6 +92,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._held: dict[int, Any] = {}  # keeps addresses of storages from being given again
         self._storages: dict[int, tuple[Any, int]] = {}  # storages from before the step, with their bytes
         self._weak: list[Any] = []  # the same for tensors
+        self._wrappers: list[Any] = []  # and for those that wrap others
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -136,7 +138,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """One op below autograd."""
-        del types
+        if any(map(is_wrapper, types)):
+            # A DTensor, a nested tensor, the result of a collective: its own class calls ops on what it wraps.
+            if self._noting:
+                self._note_wrapped(func, args, kwargs or {})
+            return NotImplemented
         # The other mode, which knows the device by its name in Python, has nothing to say here.
         with torch._C.DisableTorchFunction():
             return self._run(func, args, dict(kwargs or {}))
@@ -185,6 +191,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = self._inside(inside, func, args, kwargs)
         note.outputs = [self._storage(tensor) for tensor in tensors_in(result)]
         return result
+
+    def _note_wrapped(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Notes whose memory a tensor's is that has none of its own: that of what it wraps."""
+        # The observer knows a tensor by its address, which must not become another's.
+        self._wrappers += [_WEAK_TENSOR(tensor) for tensor in tensors_in((args, kwargs))]
+        note = Note(func._schema.name)
+        with TraceRange(f"{LEAF}{len(self.notes)}"):
+            self.notes.append(note)
+        rest = [kwargs.get(argument.name) for argument in func._schema.arguments[len(args) :]]
+        note.inputs = [self._storage(wrapped(tensor)) for tensor in tensors_in((args, rest))]
 
     def _inside(self, inside: Callable[..., Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What an op makes of others."""

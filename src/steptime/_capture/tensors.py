@@ -37,6 +37,25 @@ def as_meta(tensor: torch.Tensor) -> torch.Tensor:
     return result
 
 
+_PLAIN = torch._C._disabled_torch_dispatch_impl
+_INSIDE = ("_local_tensor", "elem", "_values")  # of a DTensor, of the result of a collective, of a nested tensor
+
+
+def is_wrapper(kind: type[Any]) -> bool:
+    """Whether tensors of a class call ops on tensors inside them."""
+    return kind.__torch_dispatch__ is not _PLAIN
+
+
+def wrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """The plain tensor inside."""
+    while is_wrapper(type(tensor)):
+        inside = next((each for name in _INSIDE if isinstance(each := getattr(tensor, name, None), torch.Tensor)), None)
+        if inside is None:
+            return tensor
+        tensor = inside
+    return tensor
+
+
 @contextmanager
 def unseen() -> Iterator[None]:
     """While it lasts, the observer sees nothing of what is called."""

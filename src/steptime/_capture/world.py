@@ -14,16 +14,14 @@ import torch.distributed as dist
 from torch._C import DispatchKey
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import device_mesh, distributed_c10d
-from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from steptime._capture import answers
-from steptime._capture.assemble import LEAF, Note
 from steptime._capture.collectives import Collectives, Pending
-from steptime._capture.log import CommLog, Streams, TraceRange
+from steptime._capture.log import CommLog, Streams
 from steptime._capture.record import Recorder
 from steptime._capture.sharded import IN_PYTHON, SENDS_TABLE
-from steptime._capture.tensors import is_pretended, tensors_in
+from steptime._capture.tensors import is_pretended, is_wrapper, tensors_in
 from steptime._program.execution import ProcessGroup
 from steptime.errors import InputError
 
@@ -37,7 +35,6 @@ _METHODS = (
 # Before the step that is noted, answered at once: FSDP cuts every weight into as many parts as there are ranks.
 _CUTS = (torch.ops.aten.split.Tensor, torch.ops.aten.split_with_sizes.default)
 _ASIDE = ("prim", "profiler")  # no work of a step
-_PLAIN = torch._C._disabled_torch_dispatch_impl
 
 
 @dataclass
@@ -193,7 +190,6 @@ class GroupRecorder(Recorder):  # type: ignore[no-untyped-call]
     def __init__(self, collectives: Collectives, log: CommLog) -> None:
         super().__init__()
         self._collectives, self._log = collectives, log
-        self._wrappers: list[Any] = []
         self._listing = False
         self.calls: list[Called] = []  # by which ranks are compared
 
@@ -232,11 +228,8 @@ class GroupRecorder(Recorder):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if self._listing:
             self.calls.append(called(func, args, kwargs))
-        if any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
-            # A DTensor, or the result of a collective: its own class calls ops on what it wraps.
-            if self._noting:
-                self._note_wrapped(func, args, kwargs)
-            return NotImplemented
+        if any(map(is_wrapper, types)):
+            return super().__torch_dispatch__(func, types, args, kwargs)
         if namespace == "c10d":
             self.digest(func, list(tensors_in((args, kwargs))))
             with self:
@@ -253,23 +246,3 @@ class GroupRecorder(Recorder):  # type: ignore[no-untyped-call]
         if func in _CUTS and not self._noting and is_pretended(args[0]):
             return answers.answer(func, args, kwargs)
         return super().__torch_dispatch__(func, types, args, kwargs)
-
-    def _note_wrapped(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Notes whose memory a tensor's is that has none of its own: that of its part on this rank."""
-        # The observer knows a tensor by its address, which must not become another's.
-        self._wrappers += [torch._C._WeakTensorRef(tensor) for tensor in tensors_in((args, kwargs))]  # type: ignore[attr-defined]
-        note = Note(func._schema.name)
-        with TraceRange(f"{LEAF}{len(self.notes)}"):
-            self.notes.append(note)
-        rest = [kwargs.get(argument.name) for argument in func._schema.arguments[len(args) :]]
-        note.inputs = [self._storage(_wrapped(tensor)) for tensor in tensors_in((args, rest))]
-
-
-def _wrapped(tensor: torch.Tensor) -> torch.Tensor:
-    """The plain tensor inside."""
-    while type(tensor).__torch_dispatch__ is not _PLAIN:
-        inside = tensor._local_tensor if isinstance(tensor, DTensor) else getattr(tensor, "elem", None)
-        if not isinstance(inside, torch.Tensor):
-            return tensor
-        tensor = inside
-    return tensor

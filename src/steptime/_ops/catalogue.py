@@ -116,15 +116,17 @@ ATEN = "aten::"
 
 # Other views of the same memory.
 _VIEWS = """
-    alias as_strided as_strided_ broadcast_tensors chunk _conj detach detach_ diagonal expand expand_as flatten imag lift_fresh
-    movedim mT narrow _neg_view numpy_T permute real _reshape_alias resolve_conj resolve_neg select slice split split_with_sizes
-    squeeze squeeze_ swapaxes t t_ transpose transpose_ unbind unflatten unflatten_dense_tensors unfold unsafe_chunk
-    unsafe_split _unsafe_view unsqueeze unsqueeze_ view view_as view_as_complex view_as_real
+    alias as_strided as_strided_ broadcast_tensors chunk _conj detach detach_ diagonal expand expand_as flatten imag
+    lift_fresh movedim mT narrow _neg_view _nested_get_values _nested_view_from_jagged numpy_T permute real _reshape_alias
+    resolve_conj resolve_neg select slice split split_with_sizes squeeze squeeze_ swapaxes t t_ transpose transpose_ unbind
+    unflatten unflatten_dense_tensors unfold unsafe_chunk unsafe_split _unsafe_view unsqueeze unsqueeze_ view view_as
+    view_as_complex view_as_real
 """
 _QUESTIONS = """
     can_cast _debug_has_internal_overlap dense_dim _has_compatible_shallow_copy_type is_coalesced is_floating_point is_leaf
-    is_pinned is_same_size is_set_to _nnz numel output_nr promote_types record_stream result_type set_ size
-    sparse_dim storage_offset stride _version
+    is_pinned is_same_size is_set_to _nested_get_jagged_dummy _nested_get_lengths _nested_get_max_seqlen
+    _nested_get_min_seqlen _nested_get_offsets _nested_get_ragged_idx _nnz numel output_nr promote_types record_stream
+    result_type set_ size sparse_dim storage_offset stride _version
 """
 # Views where the memory allows it, else copies, which the ops inside them make.
 _MOSTLY_VIEWS = frozenset(("contiguous", "reshape", "reshape_as", "to"))

@@ -120,6 +120,16 @@ def _attention(_: Sequence[object], tensors: Sequence[Shaped], first: int = 0, p
     return 2.0 * products * query.numel * key.shape[2] if key.shape[0] * key.shape[1] else 0.0
 
 
+def _packed_attention(_: Sequence[object], tensors: Sequence[Shaped], first: int = 0, products: int = 2) -> float | None:
+    """The same of samples one after the other, whose lengths are not known: as if all were as long."""
+    if len(tensors) < first + 2 or len(tensors[first].shape) < 3:
+        return None
+    query, key = tensors[first : first + 2]
+    starts = [tensor for tensor in tensors[first + 3 :] if len(tensor.shape) == 1]
+    samples = starts[0].numel - 1 if starts else query.shape[0]
+    return 2.0 * products * query.numel * math.prod(key.shape[:-2]) / max(1, samples)
+
+
 def _recurrent(args: Sequence[object], tensors: Sequence[Shaped], products: int = 1) -> float | None:
     """Every weight meets every row of the input."""
     weights = args[1] if len(args) > 1 and isinstance(args[1], tuple) else ()
@@ -144,6 +154,8 @@ _COUNTS: dict[str, Count] = {
     "aten::convolution_backward": _convolution_backward,
     "aten::_cudnn_rnn": _recurrent,
     "aten::_cudnn_rnn_backward": partial(_recurrent, products=2),  # one for the inputs, one for the weights
+    **{f"aten::_{name}_attention_forward": _packed_attention for name in _BACK_ENDS[:2]},
+    **{f"aten::_{name}_attention_backward": partial(_packed_attention, first=1, products=5) for name in _BACK_ENDS[:2]},
     **{_ATTENTION.format(name): _attention for name in _BACK_ENDS},
     **{f"{_ATTENTION.format(name)}_backward": _attention_backward for name in _BACK_ENDS},
 }

@@ -93,4 +93,8 @@ FAMILY = Family(
         (0.5, _FLOATS, "_scaled_dot_product_attention_math(*q, *k, *v, None, 0.0, causal)"),
     ),
     weight=8.0,
+    kin="""
+        _efficient_attention_backward _efficient_attention_forward _flash_attention_backward.default
+        _flash_attention_forward.default
+    """,
 )

@@ -68,6 +68,8 @@ class Heads:
 @lru_cache(maxsize=1 << 16)
 def heads_of(call: Call) -> Heads:
     """The attention of a call; InputError where shapes, dtypes or arguments do not belong together."""
+    if call.op in _PACKED:
+        return _packed(call)
     backward = _BACKWARD + _SUFFIX in call.op
     kind = _KINDS.get(call.op.removeprefix(_PREFIX).removesuffix(_SUFFIX).removesuffix(_BACKWARD), "")
     if not call.op.startswith(_PREFIX) or (kind, backward) not in _PLACES:
@@ -106,6 +108,46 @@ def heads_of(call: Call) -> Heads:
         stride=query.strides[2] if query.strides is not None else shape[3],
         spaced=query.strides is not None and query.strides[2] != shape[3],
         written=tuple(names[index] for index in call.written if index < len(names)),
+    )
+
+
+# Samples of different lengths one after the other: kind, direction, places of where they begin, of the longest, of dropout, of
+# causal and of a bias (flash attention takes none).
+_PACKED = {
+    "aten::_flash_attention_forward.default": (FLASH, False, 3, 5, 7, 8, -1),
+    "aten::_flash_attention_backward.default": (FLASH, True, 6, 8, 10, 11, -1),
+    "aten::_efficient_attention_forward.default": (EFFICIENT, False, 4, 6, 8, 9, 3),
+    "aten::_efficient_attention_backward.default": (EFFICIENT, True, 6, 8, 11, 14, 4),
+}
+
+
+def _packed(call: Call) -> Heads:
+    """As many samples of one length. Lengths are taken as spread evenly up to the longest: their squares count."""
+    kind, backward, starts, longest, dropout, causal, bias = _PACKED[call.op]
+    query, key = (_plain(call, place + backward) for place in range(2))
+    if not isinstance(query, TensorArg) or not isinstance(key, TensorArg) or len(query.shape) < 3 or min(query.shape) < 1:
+        raise InputError(f"{call.op} has {query!r} as queries: a tensor of tokens, heads and dim was expected")
+    begins, most, rate = _plain(call, starts), _plain(call, longest), _plain(call, dropout)
+    batch = max(1, begins.numel - 1) if isinstance(begins, TensorArg) else query.shape[0]
+    queries, keys = (max(1, round(math.prod(each.shape[:-2]) / batch)) for each in (query, key))
+    uneven = max(0.0, (most if isinstance(most, int) else 0) / queries - 1.0)
+    strides = query.strides if query.strides is not None else (query.shape[-2] * query.shape[-1], query.shape[-1], 1)
+    return Heads(
+        kind=kind,
+        backward=backward,
+        batch=batch,
+        heads=query.shape[-2],
+        queries=queries,
+        keys=max(1, round(keys * (1.0 + min(uneven, 1.0) ** 2 / 3.0))),
+        dim=query.shape[-1],
+        dtype=query.dtype,
+        causal=bool(_plain(call, causal)),
+        dropout=isinstance(rate, int | float) and rate > 0,
+        bias=bias >= 0 and isinstance(_plain(call, bias), TensorArg),
+        asked=3,
+        stride=strides[-3],
+        spaced=True,
+        written=(),
     )
 
 
