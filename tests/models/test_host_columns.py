@@ -64,6 +64,17 @@ def test_python_before_a_view_is_that_of_views_where_it_was_measured() -> None:
     assert before == [[7000.0, 7000.0], [1500.0, 7000.0]]
 
 
+def test_a_loop_over_parameters_costs_its_own_for_each_however_many_additions_it_makes() -> None:
+    loop = ["aten::lerp_", "aten::addcmul_", "aten::add_", "aten::addcdiv_"] * 3
+    columns = host_columns(program([("Optimizer.step#Adam.step", -1), *((name, 0) for name in loop)]), MODEL)
+    assert columns.cpu_ns.sum() == pytest.approx(3 * 49200.0 + 43500.0)
+
+
+def test_a_loop_of_an_optimiser_that_nobody_measured_costs_what_its_ops_do() -> None:
+    columns = host_columns(program([("Optimizer.step#Lamb.step", -1), ("aten::mul", 0), ("aten::mm", 0)]), MODEL)
+    assert pieces(columns) == [(Piece.PYTHON, 1), (Piece.OP, 1), (Piece.PYTHON, 2), (Piece.OP, 2)]
+
+
 LEAF = "torch::autograd::AccumulateGrad"
 HOOK = "torch::distributed::reducer::mul_out"
 COPY = "torch.distributed.ddp.reducer::copy_bucket_to_grad"

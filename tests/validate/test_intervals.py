@@ -16,9 +16,18 @@ from tests.support.mutated import mutated_text
 
 from steptime._build.transformer.build import build
 from steptime._cli.app import run
+from steptime._ops.families import WorkFamily
 from steptime._platforms.calibration import UNCALIBRATED
 from steptime._platforms.platform import Platform
-from steptime._platforms.situation import CARRIED, read_situations, situation_of, situations, written
+from steptime._platforms.situation import (
+    CARRIED,
+    read_situations,
+    read_unseen,
+    situation_of,
+    situations,
+    unseen_architecture,
+    written,
+)
 from steptime._sim.modelled.prediction import predict_on
 from steptime.errors import InputError
 from steptime_lab.validate.intervals.boxes import boxes_of, number_of, with_number
@@ -166,11 +175,32 @@ def test_the_interval_of_a_row_is_that_of_the_simulation(known: list[PredictedRo
         assert interval_ms(each, carried, carried) == pytest.approx(each.interval_ms, rel=0.05)
 
 
-def test_a_measured_device_has_nothing_in_common_that_is_wrong() -> None:
-    assert not situation_of(Platform.load("1xh200"), UNCALIBRATED).errors
+def test_what_is_wrong_in_common_is_of_families_on_a_measured_device_and_of_kinds_on_others() -> None:
+    assert set(situation_of(Platform.load("1xh200"), UNCALIBRATED).errors) == set(unseen_architecture().errors)
     carried = situation_of(Platform.load("1xh100"), UNCALIBRATED)
     calibrated = situation_of(Platform.load("1xh100"), replace(UNCALIBRATED, device=1.2))
     assert all(calibrated.errors[kind].above < error.above for kind, error in carried.errors.items())
+
+
+def test_lookups_and_recorded_kernels_are_known_in_steps() -> None:
+    known, carried = unseen_architecture(), next(iter(situations().values()))
+    assert known.kind("matmul 14 aten::mm.default", WorkFamily.MATMUL) == "matmul"
+    assert known.kind("lookup forward", WorkFamily.EMBEDDING) == known.kind("recorded", WorkFamily.OTHER) == ""
+    assert carried.kind("matmul 14 aten::mm.default", WorkFamily.MATMUL) == "products"
+
+
+def test_families_are_written_as_they_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "architectures.toml"
+    text = written([unseen_architecture()], "as shipped")
+    file.write_text(text, encoding="utf-8")
+    assert read_unseen(file) == unseen_architecture()
+    draw = random.Random(4)
+    for _ in range(500):
+        file.write_text(mutated_text(text, draw), encoding="utf-8")
+        try:
+            read_unseen(file)
+        except InputError as error:
+            assert "\n" not in str(error)
 
 
 def test_situations_are_written_as_they_are_read(tmp_path: Path) -> None:

@@ -14,12 +14,14 @@ import pytest
 from tests.measurements.test_store import a_store
 from tests.program.mutations import BYTES, drop_key, retype
 
+from steptime._platforms.situation import Situation, read_unseen
 from steptime.errors import InputError
 from steptime_lab.measurements.sets import ZOO, ZOO_KERNELS
 from steptime_lab.report.zoo import zoo_document
 from steptime_lab.validate.zoo.answers import ZooAnswer, ZooAnswers
 from steptime_lab.validate.zoo.left_out import groups_of, without
 from steptime_lab.validate.zoo.measured import family_of
+from steptime_lab.validate.zoo.widths import unseen_situation
 from steptime_lab.validate.zoo.zoo import DEVICE_TIME, HOST_BOUND, ZooCase, explained, validate_zoo, zoo_cases
 
 ANSWER = ZooAnswer(
@@ -120,7 +122,7 @@ def test_rows_of_kin_are_left_out_and_sweeps_stay() -> None:
     sources = ["sweep", "gpt2-bf16", "bert-fp32", "xlnet-fp32", "zoo:decoders", "zoo:encoders", "resnet50-bf16", None]
     table = pa.table({"source": pa.array(sources, pa.string())})
     kept = without(table, "decoders")["source"].to_pylist()
-    assert kept == ["sweep", "bert-fp32", "zoo:encoders", "resnet50-bf16", None]
+    assert kept == ["sweep", "zoo:encoders", "resnet50-bf16", None]
     assert without(table, "recurrent").num_rows == len(sources)
     assert groups_of("dlrm-embedding_bag-fp32") == ("recommenders",)
 
@@ -139,32 +141,52 @@ def test_a_kernel_is_of_the_family_that_a_prediction_has_it_in(op: str, around: 
     assert family_of(op, around, kernel).label == family
 
 
-def test_a_group_is_predicted_by_models_that_saw_none_of_its_kin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_is_predicted_by_models_that_saw_none_of_its_kin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from steptime_lab.validate.zoo import refit
     from steptime_lab.workloads.zoo import architectures
 
     chosen = {name: (architectures()[name], None) for name in ("resnet20", "policy_gradient", "matrix_factors")}
     fitted: list[pa.Table] = []
     asked: dict[str, object] = {}
+    widths: dict[str, Situation | None] = {}
 
     def fit_kernels(rows: pa.Table, *_: object, **__: object) -> str:
         fitted.append(rows)
         return f"models {len(fitted)}"
 
-    def answered(kin: dict[str, Any], platform: Any, _: object) -> dict[str, ZooAnswer]:
+    def answered(kin: dict[str, Any], platform: Any, *_: object, situation: Situation | None = None) -> dict[str, ZooAnswer]:
         asked.update(dict.fromkeys(kin, platform.device.models))
-        return dict.fromkeys(kin, ANSWER)
+        widths.update(dict.fromkeys(kin, situation))
+        return {name: replace(ANSWER, group=each.group) for name, (each, _) in kin.items()}
 
     monkeypatch.setattr(refit, "captured_zoo", lambda **_: (chosen, {"never": "why"}))
     monkeypatch.setattr(refit, "fit_kernels", fit_kernels)
     monkeypatch.setattr(refit, "answered", answered)
-    result = refit.refitted(lambda _: None)
+    result, together = refit.refitted(lambda _: None)
     assert (set(result.cases), dict(result.refused)) == (set(chosen), {"never": "why"})
     assert asked["resnet20"] == "models 1"
     assert asked["matrix_factors"] == "models 2"
     assert not isinstance(asked["policy_gradient"], str)  # nothing in any fit is of its kin
+    assert len(together.sources) == 3
+    refit.keep(result, together, tmp_path / "answers.json", tmp_path / "widths.toml")
+    assert ZooAnswers.read(tmp_path / "answers.json") == result
+    assert set(read_unseen(tmp_path / "widths.toml").errors) == set(together.errors)
+    for name, (each, _) in chosen.items():
+        fitted_to = widths[name]
+        assert fitted_to is not None and each.group not in fitted_to.sources and len(fitted_to.sources) == 2
     for rows, gone in zip(fitted, (("resnet50", "inception"), ("dlrm",)), strict=True):
         assert not [source for source in set(rows["source"].to_pylist()) if source.startswith(gone)]
+
+
+def test_a_family_that_is_off_in_what_has_much_of_it_is_wider(cases: list[ZooCase]) -> None:
+    (one,) = [case for case in cases if case.name == "one"]
+    assert one.measured.kernels is not None
+    off = replace(one, measured=replace(one.measured, step_ms=13.0, kernels=replace(
+        one.measured.kernels, families={"matmul": 9.0, "elementwise": 3.0})))  # fmt: skip
+    errors = unseen_situation([one, off]).errors
+    assert errors["matmul"].above > errors["elementwise"].above
+    assert errors["matmul"].above > errors["matmul"].below
+    assert errors["matmul"].above > unseen_situation([one, one]).errors["matmul"].above
 
 
 def test_committed_predictions_are_of_architectures_there_are() -> None:

@@ -226,15 +226,14 @@ def _validate_zoo(*, refit: bool, explain: bool, full: bool, json: bool) -> None
     """The zoo by stored answers, or by models fitted anew without each group."""
     from steptime_lab.report.validation import print_validation, validation_document
     from steptime_lab.report.zoo import print_explained, zoo_document
-    from steptime_lab.validate.zoo.answers import LEFT_OUT
     from steptime_lab.validate.zoo.zoo import validate_zoo, zoo_cases
 
     if refit:
         if find_spec("torch") is None:
             raise InputError("--refit captures the architectures, which needs PyTorch; pip install './lab[torch]' in a clone")
-        from steptime_lab.validate.zoo.refit import refitted
+        from steptime_lab.validate.zoo.refit import keep, refitted
 
-        refitted(lambda line: print(line, file=sys.stderr, flush=True)).write(LEFT_OUT)
+        keep(*refitted(lambda line: print(line, file=sys.stderr, flush=True)))
     cases = zoo_cases()
     result = validate_zoo(cases)
 

@@ -43,6 +43,8 @@ _CALLS = {
 
 # Class names as the label of a step has them -> the measured optimiser.
 _OPTIMIZERS = {"SGD": "sgd", "Adam": "adam", "AdamW": "adamw", "Adagrad": "adagrad", "RowwiseAdagrad": "rowwise_adagrad"}
+# What their loops over parameters call once for each.
+_ONCE_PER_PARAMETER = {"sgd": "add_", "sgd_momentum": "mul_", "adam": "addcdiv_", "adamw": "addcdiv_", "adagrad": "addcdiv_"}
 
 # Of the CPU's work, what may be of ops never measured without a word: less than steps repeat to.
 WORTH_SAYING = 0.03
@@ -213,10 +215,10 @@ class _HostWalk:
                 self.add(Piece.RECORD, row, self.model.mechanism("record", "graph"))
             self._op(row, outermost=self.phases[row] != Phase.BACKWARD)
 
-    def _before(self, row: int) -> HostCost:
+    def _before(self, row: int, *, module: bool = True) -> HostCost:
         """Python before an op: next to none before a method of a tensor, the call of a module before most others."""
-        view = self.table.kinds[row].host_class is HostClass.VIEW and "between view" in self.model.around
-        return self.model.mechanism("between", "view" if view else "forward")
+        method = not module or self.table.kinds[row].host_class is HostClass.VIEW
+        return self.model.mechanism("between", "view" if method and "between view" in self.model.around else "forward")
 
     def _optimizer(self, row: int) -> None:
         """An optimiser's step or its clearing of gradients; other labels of it are functions in Python."""
@@ -224,6 +226,9 @@ class _HostWalk:
         if name.startswith("Optimizer.step"):
             inside = [(self.names[child], self.table.arguments[child].longest_list) for child in self.children[row]]
             cost, unknown = _optimizer_cost(self.model, name, inside, frozenset(self._nested(row)))
+            if cost is None:
+                self._own_loop(row)
+                return
             self.add(Piece.OPTIMIZER_STEP, row, cost, self._all_launches(row))
             if unknown:
                 self.unknown[unknown] += 1
@@ -234,6 +239,12 @@ class _HostWalk:
             self.add(Piece.ZERO_GRAD, row, cost, self._all_launches(row))
         else:
             self._python(row)
+
+    def _own_loop(self, row: int) -> None:
+        """A step that nobody measured and that takes parameters one by one: what its ops cost, called from Python."""
+        for child in self.children[row]:
+            self.add(Piece.PYTHON, child, self._before(child, module=False))
+            self.visit(child)
 
     def _node(self, row: int) -> None:
         """A node of the backward pass; before the first of a step, the call of the pass."""
@@ -360,15 +371,15 @@ def _is_python(name: str) -> bool:
 
 def _optimizer_cost(
     model: HostModel, label: str, inside: Sequence[tuple[str, int]], nested: frozenset[str]
-) -> tuple[HostCost, str]:
-    """The cost of an optimiser's step and, where it is that of another one, which one is missing.
+) -> tuple[HostCost | None, str]:
+    """The cost of an optimiser's step and, where it is that of another one, which one is missing; None: that of its ops.
 
     `inside`: the ops that the step calls, each with how many tensors it works on; `nested`: names of those inside them.
     """
     name = label.partition("#")[2].partition(".")[0]
     kind = _OPTIMIZERS.get(name, "")
     called = [(op_kind(op).plain, count) for op, count in inside]
-    if kind == "sgd" and any(op.startswith("_foreach_mul") for op, _ in called):
+    if kind == "sgd" and any(op.startswith("_foreach_mul") or op == "mul_" for op, _ in called):
         kind = "sgd_momentum"
     fused, lists = ([count for op, count in called if op.startswith(way)] for way in ("_fused_", "_foreach_"))
     if fused:
@@ -380,8 +391,10 @@ def _optimizer_cost(
         like = "rowwise_adagrad" if SPARSE_UPDATES["rowwise_adagrad"] in nested else "sgd"
         cost = model.mechanism("optimizer_step", f"{like}_sparse", sum(op == SPARSE_UPDATES[like] for op, _ in inside))
         return cost, "" if kind == like else f"optimiser {name or label}"
+    elif kind in _ONCE_PER_PARAMETER:
+        way, count = "for_loop", max(1, sum(op == _ONCE_PER_PARAMETER[kind] for op, _ in called))
     else:
-        way, count = "for_loop", max(1, sum(op.startswith("add") for op, _ in called))
+        return None, ""
     if f"optimizer_step {kind}_{way}" in model.around:
         return model.mechanism("optimizer_step", f"{kind}_{way}", count), ""
     return model.mechanism("optimizer_step", f"adam_{way}", count), f"optimiser {name or label}"

@@ -22,9 +22,10 @@ from steptime._lookups.workload import ITEM_BYTES, TABLE_BATCHED, RankLookups
 from steptime._models.estimate import Estimate
 from steptime._models.memory.peak import peak_memory
 from steptime._models.power.card import StepPower
+from steptime._ops.families import WorkFamily, work_families
 from steptime._platforms.calibration import UNCALIBRATED, UNKNOWN_HOSTS, Calibration
 from steptime._platforms.platform import Platform
-from steptime._platforms.situation import Situation, kind_of, situation_of
+from steptime._platforms.situation import Situation, situation_of
 from steptime._program.one_step import one_step
 from steptime._program.workload import UnnamedMemory, Workload
 from steptime._sim.core.steady import Steady, steady
@@ -53,21 +54,31 @@ _STATE_BYTES = 4
 
 @no_collection()
 def predict_on(
-    workload: Workload, platform: Platform, *, calibration: Calibration = UNCALIBRATED, strict: bool = False
+    workload: Workload,
+    platform: Platform,
+    *,
+    calibration: Calibration = UNCALIBRATED,
+    strict: bool = False,
+    situation: Situation | None = None,
 ) -> PredictedStep:
-    """Predict the steady-state step of a workload on a platform; `strict`: an op without a model is an error, not a guess."""
+    """Predict the steady-state step of a workload on a platform.
+
+    `strict`: an op without a model is an error, not a guess. `situation`: what may be wrong, where it is not the machine's.
+    """
     step = modelled(workload, platform, strict=strict)
     memory = memory_of(step.workload, platform)
-    result = prediction_of(step, workload, calibration)
+    result = prediction_of(step, workload, calibration, situation)
     return replace(result, memory=memory, warnings=(*does_not_fit(memory), *result.warnings))
 
 
-def prediction_of(step: ModelledStep, workload: Workload, calibration: Calibration = UNCALIBRATED) -> PredictedStep:
+def prediction_of(
+    step: ModelledStep, workload: Workload, calibration: Calibration = UNCALIBRATED, situation: Situation | None = None
+) -> PredictedStep:
     """The prediction of a step whose models were asked."""
     calibration = known_of(step.platform, calibration)
     result, settling, clocks = step.powered(calibration)
     steps = max(1, *(len(program.program.steps) for program in step.programs))
-    low, high = interval_ns(step, result, calibration, clocks)
+    low, high = interval_of(float(result.period_ns[0]), draws_ns(step, result, calibration, clocks, situation))
     warnings = [*step.warnings, *_caveats(step, calibration)]
     if not result.converged:
         warnings.append(f"the step had not settled after {result.iterations} windows; the period is their mean")
@@ -159,10 +170,9 @@ def draws_ns(
 ) -> Floats:
     """The step once per draw of what its models may be off by, and all of a kind together in a situation: the machine's."""
     known = situation_of(step.platform, calibration) if situation is None else situation
-    together = box_factors(known)
     played = (of_cohort.cohort for of_cohort in drawless.timeline.cohorts)
     power = _power_factors(step, drawless, calibration, clocks)
-    cohorts = [_drawn(*each, calibration, together) for each in zip(step.programs, played, power, strict=True)]
+    cohorts = [_drawn(*each, calibration, known) for each in zip(step.programs, played, power, strict=True)]
     return np.asarray(steady(cohorts, iterations_at_most=24).period_ns, dtype=np.float64)
 
 
@@ -183,17 +193,13 @@ def box_factors(situation: Situation) -> dict[str, Floats]:
     return {kind: error.drawn(_normal(f"box {kind}")) for kind, error in situation.errors.items()}
 
 
-def _drawn(
-    issued: Issued, cohort: Cohort, power: Floats | None, calibration: Calibration, together: Mapping[str, Floats]
-) -> Cohort:
+def _drawn(issued: Issued, cohort: Cohort, power: Floats | None, calibration: Calibration, situation: Situation) -> Cohort:
     """The cohort with a scenario per draw, around durations that have settled already."""
     factors = _factors(issued) if issued.groups else np.ones((1, SAMPLES))
     if power is not None:
         factors[: len(power)] *= power
     collectives = issued.program.collectives
-    if together:
-        kernels = issued.groups[: len(issued.groups) - len(collectives)]
-        factors[: len(kernels)] *= np.stack([together[kind_of(group.partition(" ")[0])] for group in kernels])
+    factors[: len(issued.groups) - len(collectives)] *= _together(issued, situation)
     if collectives:
         wire = np.stack([calibration.wire_error * _normal(f"wire {collective.kind}") for collective in collectives])
         factors[-len(collectives) :] *= np.exp(wire)
@@ -205,6 +211,19 @@ def _drawn(
         "call_ns": timing.call_ns[:, :, :1] * host,
     }
     return replace(cohort, timing=replace(timing, **{name: np.rint(times).astype(np.int64) for name, times in drawn.items()}))
+
+
+def _together(issued: Issued, situation: Situation) -> Floats:
+    """Per estimate but those of collectives a factor for each draw of what all of its kind are off by."""
+    kernels = issued.groups[: len(issued.groups) - len(issued.program.collectives)]
+    if not situation.errors or not kernels:
+        return np.ones((len(kernels), SAMPLES))
+    drawn = {**box_factors(situation), "": np.ones(SAMPLES)}
+    families = np.full(len(issued.estimates), WorkFamily.OTHER)
+    families[np.array(issued.estimate, dtype=np.int64)] = work_families(issued.program)
+    return np.stack(
+        [drawn[situation.kind(group, WorkFamily(family))] for group, family in zip(kernels, families.tolist(), strict=False)]
+    )
 
 
 def _factors(issued: Issued) -> Floats:

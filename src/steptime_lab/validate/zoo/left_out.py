@@ -15,12 +15,13 @@ from steptime_lab.measurements.sets import KERNELS
 from steptime_lab.measurements.shipped import FOLDER
 
 SWEEP, OF_ZOO = "sweep", "zoo:"
-# Which groups the workloads of the measured steps belong to, by how the source of a row begins; XLNet is kin of both.
+_TRANSFORMERS = ("decoders", "encoders", "vision transformers")
+# Which groups the workloads of the measured steps are kin of, by how the source of a row begins.
 _KIN = {
-    "gpt2": ("decoders",),
-    "xlnet": ("decoders", "encoders"),
-    "bert": ("encoders",),
-    "large-": ("decoders", "encoders", "vision transformers"),
+    "gpt2": _TRANSFORMERS,
+    "xlnet": _TRANSFORMERS,
+    "bert": _TRANSFORMERS,
+    "large-": _TRANSFORMERS,
     "resnet50": ("residual convnets",),
     "inception_v3": ("residual convnets",),
     "dlrm": ("recommenders",),

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+
 from steptime import Workload, capture
+from steptime._files import write_output
 from steptime._measurements.store import read
 from steptime._platforms.platform import Platform, platform_parts
+from steptime._platforms.situation import ARCHITECTURES, KNOWN, Situation, written
 from steptime._sim.modelled.prediction import predict_on
 from steptime.errors import SteptimeError
 from steptime_lab.fit.kernels.fitting import fit_kernels
 from steptime_lab.measurements.sets import KERNELS
 from steptime_lab.measurements.shipped import FOLDER
-from steptime_lab.validate.zoo.answers import PLATFORM, ZooAnswer, ZooAnswers
-from steptime_lab.validate.zoo.left_out import without
+from steptime_lab.validate.zoo.answers import LEFT_OUT, PLATFORM, ZooAnswer, ZooAnswers
+from steptime_lab.validate.zoo.left_out import SWEEP, groups_of, without
+from steptime_lab.validate.zoo.widths import unseen_situation
+from steptime_lab.validate.zoo.zoo import zoo_cases
 from steptime_lab.workloads.zoo import Architecture, architectures
 
 _LONGEST = 200  # of a reason
 _FOLDERS = re.compile(r"(?<=\s)/\S*/")  # of whoever captured
+
+_HEADER = """What all ops of a family may be off by together in an architecture that nobody measured, on a device that was:
+standard deviations of the logarithm below and above a prediction. Written by `steptime validate zoo --refit` from the
+architectures of the groups below on an H200, each predicted by models fitted without its group (docs/accuracy.md)."""
 
 Captured = dict[str, tuple[Architecture, Workload]]
 
@@ -40,32 +52,64 @@ def captured_zoo(names: Iterable[str] = (), report: Callable[[str], None] = lamb
 
 
 def answered(
-    captured: Captured, platform: Platform | None = None, report: Callable[[str], None] = lambda _: None
+    captured: Captured,
+    platform: Platform | None = None,
+    report: Callable[[str], None] = lambda _: None,
+    situation: Situation | None = None,
 ) -> dict[str, ZooAnswer]:
-    """What a platform's models say of captured architectures."""
+    """What a platform's models say of captured architectures; `situation`: what may be wrong, if not what is shipped."""
     machine = Platform.of(platform_parts(PLATFORM)) if platform is None else platform
     results = {}
     for name, (each, workload) in captured.items():
-        result = ZooAnswer.of(each.group, predict_on(workload, machine))
+        result = ZooAnswer.of(each.group, predict_on(workload, machine, situation=situation))
         guesses = f", {result.fallback:.1%} guessed" if result.fallback else ""
         report(f"{name:28s} {result.step_ms:9.3f} ms, device {result.device_ms:9.3f}, {result.launches:6d} launches{guesses}")
         results[name] = result
     return results
 
 
-def refitted(report: Callable[[str], None], folder: Path = FOLDER, seed: int = 0) -> ZooAnswers:
-    """Every architecture predicted by models fitted without its group; where no row is of its kin, by the shipped ones."""
+def refitted(report: Callable[[str], None], folder: Path = FOLDER, seed: int = 0) -> tuple[ZooAnswers, Situation]:
+    """Every architecture predicted by models and with widths fitted without its group; and the widths of all groups together.
+
+    Where no kernel row is of its kin, the shipped models are those without it.
+    """
     captured, refused = captured_zoo(report=report)
     table = read(folder, KERNELS)
     platform = Platform.of(platform_parts(PLATFORM))
+    kin: dict[str, Captured] = defaultdict(dict)
+    for name, item in captured.items():
+        kin[item[0].group][name] = item
+    machines = _machines(table, tuple(kin), platform, seed, report)
+    alone = {
+        name: each for group in kin for name, each in answered(kin[group], machines[group], report, Situation(KNOWN)).items()
+    }
+    cases = zoo_cases(ZooAnswers(alone), folder)
     results: dict[str, ZooAnswer] = {}
-    for group in dict.fromkeys(each.group for each, _ in captured.values()):
-        rows = without(table, group)
-        machine = platform
-        if len(rows) < len(table):
+    for group, items in kin.items():
+        widths = unseen_situation([case for case in cases if case.answer.group != group])
+        results |= answered(items, machines[group], situation=widths)
+    return ZooAnswers(results, refused), unseen_situation(cases)
+
+
+def keep(answers: ZooAnswers, widths: Situation, left_out: Path = LEFT_OUT, architectures_file: Path = ARCHITECTURES) -> None:
+    """Where `validate zoo` reads the answers, and predictions the widths."""
+    answers.write(left_out)
+    write_output(architectures_file, written([widths], _HEADER))
+
+
+def _machines(
+    table: pa.Table, groups: Sequence[str], platform: Platform, seed: int, report: Callable[[str], None]
+) -> dict[str, Platform]:
+    """Per group the platform with kernel models that have not seen its kin; groups with the same kin share a fit."""
+    known: dict[frozenset[str], Platform] = {frozenset(): platform}
+    result = {}
+    for group in groups:
+        sources = frozenset(source for source in set(table["source"].to_pylist()) if group in groups_of(source or SWEEP))
+        if sources not in known:
+            rows = without(table, group)
             report(f"{group}: fitting without {len(table) - len(rows):,} rows of its kin")
-            models = fit_kernels(rows, platform.device.limits, seed, report=report)
-            machine = replace(platform, device=replace(platform.device, models=models))
-        kin = {name: item for name, item in captured.items() if item[0].group == group}
-        results |= answered(kin, machine, report)
-    return ZooAnswers(results, refused)
+            with ProcessPoolExecutor() as executor:
+                models = fit_kernels(rows, platform.device.limits, seed, report=report, executor=executor)
+            known[sources] = replace(platform, device=replace(platform.device, models=models))
+        result[group] = known[sources]
+    return result

@@ -1,0 +1,80 @@
+"""By how much families of ops are off together in architectures that no model has seen: what a measured device may be off by.
+
+Residuals of kernel rows say how far single calls are off. Calls of one architecture err together, since a model that has never
+seen its layouts and sizes is off in all its layers alike. Of every architecture and family of ops the logarithm of measured
+over predicted device time is known; its mean square over architectures, each counting as the square of the family's share, is
+the family's width. Widths are then scaled so that intervals hold nine of ten architectures: the conformal quantile of how wide
+each would have needed them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from steptime._ops.families import WorkFamily
+from steptime._platforms.situation import UNSEEN, KindError, Situation
+from steptime_lab.validate.zoo.zoo import ZooCase
+
+# Of kernels that are told apart by the profiler and the prediction in different ways no more is believed than this.
+_MOST = 1.0
+# A family is taken as all are together until architectures with a quarter of their time in it have said otherwise.
+_TELLING = 0.25**2
+_HELD = 0.9
+_NINE_OF_TEN = 1.645
+_SCALES = np.arange(0.0, 6.01, 0.05)
+# Where the device has less to do than this share of the step, its errors do not show in it.
+_BUSY = 0.9
+
+Widths = Mapping[str, tuple[float, float]]
+
+
+def unseen_situation(cases: Sequence[ZooCase]) -> Situation:
+    """What may be wrong of each family, by these architectures, whose answers have intervals without it."""
+    profiled = [case for case in cases if case.measured.finite and case.measured.kernels is not None]
+    widths = _widths(profiled)
+    scale = _scale(profiled, widths)
+    errors = {name: KindError(scale * below, scale * above) for name, (below, above) in widths.items()}
+    groups = tuple(sorted({case.answer.group for case in profiled}))
+    return Situation(UNSEEN, errors, len(profiled), groups, by_family=True)
+
+
+def _widths(cases: Sequence[ZooCase]) -> Widths:
+    """Per family the roots of weighed mean squares of logarithms below and above a prediction."""
+    squares: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+    for case in cases:
+        kernels = case.measured.kernels
+        assert kernels is not None
+        for name, took_ms in case.answer.families.items():
+            if took_ms > 0 and kernels.families.get(name, 0.0) > 0:
+                error = float(np.clip(np.log(kernels.families[name] / took_ms), -_MOST, _MOST))
+                squares[name].append(((took_ms / case.answer.device_ms) ** 2, min(error, 0.0) ** 2, max(error, 0.0) ** 2))
+    every = np.array([each for rows in squares.values() for each in rows])
+    pooled = np.average(every[:, 1:], axis=0, weights=every[:, 0])
+    known = [family.label for family in WorkFamily if family is not WorkFamily.COMMUNICATION]
+    return {name: _width(np.array(squares.get(name) or [(0.0, 0.0, 0.0)]), pooled) for name in known}
+
+
+def _width(rows: np.ndarray, pooled: np.ndarray) -> tuple[float, float]:
+    weights = rows[:, 0]
+    below, above = np.sqrt((weights @ rows[:, 1:] + _TELLING * pooled) / (weights.sum() + _TELLING))
+    return float(below), float(above)
+
+
+def _scale(cases: Sequence[ZooCase], widths: Widths) -> float:
+    """How many times as wide they must be to hold nine of ten."""
+    needed = [_needed(case, widths) for case in cases if case.answer.device_ms >= _BUSY * case.answer.step_ms]
+    return float(np.quantile(needed, min(1.0, _HELD * (1 + 1 / len(needed))), method="higher"))
+
+
+def _needed(case: ZooCase, widths: Widths) -> float:
+    answer = case.answer
+    error = float(np.log(case.measured.step_ms / answer.step_ms))
+    side = int(error > 0)
+    alone = abs(float(np.log((answer.low_ms, answer.high_ms)[side] / answer.step_ms))) / _NINE_OF_TEN
+    shares = {name: took_ms / answer.step_ms for name, took_ms in answer.families.items() if name in widths}
+    together = sum((share * widths[name][side]) ** 2 for name, share in shares.items())
+    held = _NINE_OF_TEN * np.sqrt(alone**2 + _SCALES**2 * together) >= abs(error)
+    return float(_SCALES[np.argmax(held)]) if held.any() else float(_SCALES[-1])
