@@ -43,9 +43,15 @@ class ZooCase:
 
     @property
     def device(self) -> MeasuredCase | None:
-        """Milliseconds of its kernels; None where they were not profiled."""
+        """Milliseconds in which its kernels run; None where they were not profiled.
+
+        Sums of kernels that run side by side (cuDNN's recurrent layers, convolutions one by one) are longer than that, and may
+        be longer than the step.
+        """
         kernels = self.measured.kernels
-        return None if kernels is None else MeasuredCase(self.name, self.answer.device_ms, kernels.device_ms)
+        if kernels is None:
+            return None
+        return MeasuredCase(self.name, self.answer.device_ms, min(kernels.device_ms, self.measured.step_ms))
 
     @property
     def bound(self) -> str | None:
