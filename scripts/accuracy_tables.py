@@ -2,7 +2,7 @@
 
     python scripts/accuracy_tables.py [SET ...] [trace.json ...] [--docs]
 
-A SET is kernels, device-time, lookups, collectives, noise, or a source of steps: trace, config, recorded. A file is what
+A SET is kernels, device-time, lookups, collectives, zoo, noise, or a source of steps: trace, config, recorded. A file is what
 `steptime validate steps --from SOURCE --json` wrote, named SOURCE.json, or `validate intervals --json`: home.json, public.json
 (with `--rows FILE --leave-out`) and per-box.json (with `--per-box` too). `--docs` puts the tables between the markers of their
 pages: steps in README.md (the groups that bars are set for) and in docs/models.md (everything), the others in docs/.
@@ -23,6 +23,8 @@ from steptime_lab.report.validation import validation_document
 from steptime_lab.validate.sets import Models, validated
 from steptime_lab.validate.steps.sources import SOURCES
 from steptime_lab.validate.steps.steps import BY_VISIT, validate_steps
+from steptime_lab.validate.zoo.answers import PREDICTED, ZooAnswers
+from steptime_lab.validate.zoo.zoo import DEVICE_TIME, validate_zoo, zoo_cases
 
 ROOT = Path(__file__).parents[1]
 PAGES = {"kernels": "models.md", "device-time": "models.md", "lookups": "lookups.md", "collectives": "collectives.md"}
@@ -42,6 +44,8 @@ FIGURES = {
 }  # fmt: skip
 INTERVALS = ("home", "public", "per-box")
 INTERVAL_FIGURES = {"gmae": "geomean", "median_error": "median", "interval_coverage": "inside 90 %", "sharpness": "half-width"}
+ZOO = "zoo"
+ZOO_FIGURES = {"gmae": "geomean", "p90": "p90", "max": "worst"}
 KINDS = ("products", "attention", "other")
 # More baselines than this have lines of their own.
 MOST_BESIDE = 3
@@ -107,6 +111,32 @@ def interval_text(document: Document) -> str:
     return "\n".join(lines) + "\n"
 
 
+def zoo_text(document: Document) -> str:
+    """Steps of every group with their intervals, and device times beside."""
+    parts = document["parts"]
+    heads = ["%", "cases", *(f"step, {name}" for name in ZOO_FIGURES.values()), "inside 90 %", "half-width"]
+    heads += [f"device, {name}" for name in ZOO_FIGURES.values()]
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for name, group in {"**all**": document["summary"], **parts}.items():
+        if DEVICE_TIME in name:
+            continue
+        device = parts[DEVICE_TIME] if name == "**all**" else parts.get(f"{name}, {DEVICE_TIME}", {})
+        figures = [
+            *(group[key] for key in (*ZOO_FIGURES, "interval_coverage", "sharpness")),
+            *(device.get(key) for key in ZOO_FIGURES),
+        ]
+        lines.append("| " + " | ".join([name, f"{group['rows']:,}", *map(percent, figures)]) + " |")
+    return "\n".join([*lines, "", *facts(document)]) + "\n"
+
+
+def zoo(*, docs: bool) -> None:
+    for name, answers in {ZOO: None, f"{ZOO} committed": ZooAnswers.read(PREDICTED)}.items():
+        text = zoo_text(validation_document(validate_zoo(zoo_cases(answers))))
+        print(f"== {name}\n{text}")
+        if docs:
+            write(ROOT / "docs" / "accuracy.md", f"<!-- {name} -->", f"<!-- /{name} -->", text)
+
+
 def steps_document(word: str) -> Document:
     if word.endswith(".json"):
         found: Document = json.loads(Path(word).read_text(encoding="utf-8"))
@@ -124,7 +154,7 @@ def write(page: Path, begin: str, end: str, block: str) -> None:
 
 def main() -> None:
     words, docs = [word for word in sys.argv[1:] if word != "--docs"], "--docs" in sys.argv[1:]
-    known = (*PAGES, NOISE, *SOURCES, *INTERVALS)
+    known = (*PAGES, ZOO, NOISE, *SOURCES, *INTERVALS)
     unknown = [word for word in words if Path(word).stem not in known]
     if unknown:
         sys.exit(f"{unknown[0]}: expected {', '.join(known)}, or a source of steps + .json")
@@ -135,6 +165,8 @@ def main() -> None:
         print(f"== {what}\n{text}")
         if docs:
             write(ROOT / "docs" / PAGES[what], f"<!-- {what} -->", f"<!-- /{what} -->", text)
+    if ZOO in chosen:
+        zoo(docs=docs)
     if NOISE in chosen:
         text = "\n".join(noise_lines(noises(FOLDER, parts=False))) + "\n"
         print(f"== {NOISE}\n{text}")
