@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: E402
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # noqa: E402
 
 from steptime._capture.capture import capture, captured_step  # noqa: E402
 from steptime._capture.ranks import capture_ranks  # noqa: E402
@@ -183,3 +184,21 @@ def test_a_wrapper_that_casts_scales_and_accumulates_is_captured() -> None:
     names = op_table(capture(make)).names
     assert sum(name.startswith("Optimizer.step") for name in names) == 1
     assert names.count("aten::_amp_foreach_non_finite_check_and_unscale_") == 1
+
+
+@pytest.mark.parametrize(("dtype", "kernel"), [("float32", "efficient"), ("bfloat16", "flash")])
+def test_flexible_attention_is_attention_over_the_blocks_that_its_mask_leaves(dtype: str, kernel: str) -> None:
+    def make() -> Any:
+        shape, options = (2, 4, 512, 32), {"device": "cuda", "dtype": getattr(torch, dtype), "requires_grad": True}
+        query, key, value = (torch.randn(shape, **options) for _ in range(3))
+        mask = create_block_mask(lambda _, __, row, column: row >= column, None, None, 512, 512, device="cuda")
+        compiled = torch.compile(flex_attention)
+        return lambda: compiled(query, key, value, block_mask=mask).sum().backward()
+
+    program, said = captured_step(make)
+    table = op_table(program)
+    for way, place in (("", 1), ("_backward", 2)):
+        rows = [row for row, name in enumerate(table.names) if name == f"aten::_scaled_dot_product_{kernel}_attention{way}"]
+        assert [table.arguments[row].inputs[place].shape for row in rows] == [(2, 4, 320, 32)]  # 10 of 16 blocks
+    assert "aten::item" not in table.names
+    assert any("62% of all scores" in each for each in said)

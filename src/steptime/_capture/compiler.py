@@ -75,6 +75,10 @@ class IdleCompiler(ModuleType):
         """Never."""
         return False
 
+    def is_dynamo_supported(self) -> bool:
+        """As on every machine that has it."""
+        return True
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)

@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils, checkpoint
 from torch.utils._device import DeviceContext, _device_constructors
 
-from steptime._capture import nested, questions
+from steptime._capture import flex, nested, questions
 from steptime._capture.autocast import casting
 from steptime._capture.compiler import idle_compiler
 from steptime._capture.cuda_choices import chosen
@@ -146,7 +146,7 @@ def pretended(log: CommLog, *, devices: int = 1) -> Iterator[Streams]:
     _parameters.clear()
     with ExitStack() as stack:
         asked = questions.replaced(streams, _PROPERTIES.total_memory, devices)
-        replaced = tuple(chain(_replaced(streams), asked, nested.replaced()))
+        replaced = tuple(chain(_replaced(streams), asked, nested.replaced(), flex.replaced()))
         really = {name: getattr(torch.cuda, name) for owner, name, _ in replaced if owner is torch.cuda}
         for owner, name, stand_in in replaced:
             stack.enter_context(patch.object(owner, name, stand_in))
