@@ -134,3 +134,25 @@ def test_a_comm_hook_reduces_in_place_of_the_all_reduce() -> None:
 def test_sparse_gradients_are_refused_in_one_line() -> None:
     with pytest.raises(InputError, match="sparse"):
         program_of(lambda: training(nn.EmbeddingBag(100, 8, sparse=True).cuda(), torch.zeros(4, 2, dtype=torch.int64)))
+
+
+def test_ranks_that_join_tell_each_other_before_every_pass_and_ask_at_the_end() -> None:
+    """(torch/distributed/algorithms/join.py) All ranks have as many inputs here, so that none goes on for the others."""
+
+    def make() -> Step:
+        model = DistributedDataParallel(perceptron(), device_ids=[0])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        inputs = torch.randn(32, 512, device="cuda")
+
+        def step() -> None:
+            with model.join():
+                optimizer.zero_grad()
+                model(inputs).square().mean().backward()
+                optimizer.step()
+
+        return step
+
+    program = program_of(make)
+    small = [each for each in program.collectives if (each.bytes_in or 0) <= 8]
+    assert [each.kind for each in small] == ["all_reduce"] * 4
+    assert len(program.collectives) > len(small)

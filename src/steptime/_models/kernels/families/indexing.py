@@ -228,6 +228,21 @@ def scatter(call: GpuCall) -> list[Launch]:
     return [*_copied(call, x), Launch(SCATTER_GATHER, index.numel, reads, (met,), facts, grids, path, x.dtype)]
 
 
+def _nonzero(call: GpuCall) -> list[Launch]:
+    """Places that are not zero: counted, the count handed to the host, and picked; then as one number for each dimension.
+
+    CUB counts and picks (native/cuda/Nonzero.cu): a sum over all, and a sweep as that for unique indices.
+    """
+    x = call.tensor(0)
+    counted = reduction(x, range(len(x.shape)), call.gpu, tag=x.dtype)
+    picked = [over_indices(name, x.numel, table_rows=x.numel) for name in _PICKED]
+    places = [over_indices(WITH_INDEX, x.numel, path="indices")] if len(x.shape) > 1 else []
+    return [*counted, memcpy(hot((), "int64", 8), fresh((), "int64")), *picked, *places]
+
+
+_PICKED = ("DeviceCompactInitKernel", "DeviceUniqueByKeySweepKernel")
+
+
 # `index_put` that adds: indices as one number each, sorted, and then one sum for each of them.
 
 # Elements of a slice up to which ATen has a kernel for small ones.
@@ -341,6 +356,8 @@ FAMILY = Family(
         **dict.fromkeys(("_index_put_impl_", "index_put_", "index_put"), _index_put),
         **dict.fromkeys(("index_add_", "index_add"), _index_add),
         "gather": _gather,
+        "nonzero": _nonzero,
         **dict.fromkeys(("scatter_", "scatter", "scatter_add_", "scatter_add"), scatter),
     },
+    kin="nonzero",
 )

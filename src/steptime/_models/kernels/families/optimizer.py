@@ -107,8 +107,13 @@ _SPECIAL = {
 }
 
 
+_NEXT_SCALE = "_amp_update_scale_"
+
+
 def launches(call: GpuCall) -> list[Launch]:
     """What an op over lists of tensors launches."""
+    if call.name == _NEXT_SCALE:  # of the gradient scaler: one thread, as that of an assertion
+        return [Launch("_assert_async_cuda_kernel", 1, grids=((1.0, 1.0),))]
     lists = _lists(call)
     first = next(iter(lists.values()))
     scale = call.optional_tensor(1)
@@ -190,11 +195,11 @@ FAMILY = Family(
     ),
     weight=7.0,
     rules=launches,
-    kin="""
-        _foreach_abs _foreach_abs_ _foreach_addcdiv _foreach_addcmul _foreach_clamp_max _foreach_clamp_max_ _foreach_clamp_min
-        _foreach_clamp_min_ _foreach_div _foreach_exp _foreach_exp_ _foreach_lerp _foreach_maximum _foreach_maximum_
-        _foreach_minimum _foreach_minimum_ _foreach_neg _foreach_neg_ _foreach_pow _foreach_pow_ _foreach_reciprocal
-        _foreach_reciprocal_ _foreach_rsqrt _foreach_rsqrt_ _foreach_sign _foreach_sign_ _foreach_sqrt_ _foreach_sub
-        _foreach_sub_
+    kin=f"""
+        {_NEXT_SCALE} _foreach_abs _foreach_abs_ _foreach_addcdiv _foreach_addcmul _foreach_clamp_max _foreach_clamp_max_
+        _foreach_clamp_min _foreach_clamp_min_ _foreach_div _foreach_exp _foreach_exp_ _foreach_lerp _foreach_maximum
+        _foreach_maximum_ _foreach_minimum _foreach_minimum_ _foreach_neg _foreach_neg_ _foreach_pow _foreach_pow_
+        _foreach_reciprocal _foreach_reciprocal_ _foreach_rsqrt _foreach_rsqrt_ _foreach_sign _foreach_sign_ _foreach_sqrt_
+        _foreach_sub _foreach_sub_
     """,
 )
