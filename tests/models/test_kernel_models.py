@@ -12,9 +12,11 @@ from steptime._models.engine.archive import Archive, write_archive
 from steptime._models.engine.splits import FIT, TEST, VALIDATION, Residuals, size_of, split_of
 from steptime._models.engine.stored import pack, unpack
 from steptime._models.kernels.call import Call, TensorArg, flop_of, moved_bytes
-from steptime._models.kernels.fitted import KernelModels
+from steptime._models.kernels.fitted import KernelModels, with_copies
 from steptime._models.kernels.question import Answer, LaunchTime, Question
 from steptime.errors import InputError
+
+COPY, CONVOLUTION = "aten::copy_.default", "aten::convolution.default"
 
 
 class Bytes:
@@ -51,6 +53,36 @@ def test_an_op_of_no_family_and_a_family_without_a_form_are_told_apart() -> None
     assert "no family has aten::never_heard_of" in nobody.why
     assert unfitted.answer is None
     assert unfitted.why == "matmul is not fitted"
+
+
+def convolution(x: TensorArg, weight: TensorArg) -> Question:
+    return Question(Call("aten::convolution.default", (x, weight, None, (1, 1), (0, 0), (1, 1), False, (0, 0), 1)))
+
+
+def test_what_a_convolution_cannot_take_as_it_lies_is_copied_first() -> None:
+    part = TensorArg((8, 32, 7, 7), strides=(64 * 49, 49, 7, 1))
+    assert [one.call.op for one in with_copies(convolution(part, TensorArg((16, 32, 1, 1))))] == [COPY, CONVOLUTION]
+    # Filters of one tap tell by their strides that channels come last: a contiguous image is brought into that order.
+    x, last = TensorArg((8, 32, 7, 7)), TensorArg((16, 32, 1, 1)).channels_last()
+    copy, asked_for = with_copies(convolution(x, last))
+    assert copy.call.args == (x.channels_last(), x)
+    assert asked_for.call.args[:2] == (x.channels_last(), last)
+    assert (
+        len(with_copies(convolution(x.channels_last(), last))) == len(with_copies(convolution(x, TensorArg(last.shape)))) == 1
+    )
+
+
+@given(st.booleans(), st.booleans())
+def test_a_gradient_with_gaps_is_copied_for_each_result_that_is_asked_for(of_image: bool, of_filters: bool) -> None:
+    y, x, weight = TensorArg((8, 16, 7, 7), strides=(32 * 49, 49, 7, 1)), TensorArg((8, 32, 7, 7)), TensorArg((16, 32, 1, 1))
+    geometry = ((1, 1), (0, 0), (1, 1), False, (0, 0), 1)
+    args = (y, x, weight, None, *geometry, (of_image, of_filters, False))
+    parts = with_copies(Question(Call("aten::convolution_backward.default", args)))
+    assert [part.call.op for part in parts[:-1]] == [COPY] * (of_image + of_filters)
+    models = KernelModels({"launched": Bytes(), "convolution": Bytes()}, RESIDUALS, {})
+    answer = models.ask([Question(Call("aten::convolution_backward.default", args))])[0].answer
+    assert answer is not None
+    assert len(answer.launches) == len(parts)
 
 
 def test_residuals_hold_nine_of_ten_and_survive_a_file(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.models.launching import rules_of
 
 from steptime._models.kernels.call import Argument, Call, TensorArg
-from steptime._models.kernels.launches import HOT, MEMSET, REDUCE, STRIDED
+from steptime._models.kernels.launches import HOT, MEMSET, REDUCE, STRIDED, VECTORIZED
 from steptime.errors import InputError
 
 launches = rules_of("norm")
@@ -70,6 +70,26 @@ def test_cudnn_reads_a_channel_once_where_it_fits_and_pairs_of_halves_fit_twice(
     assert cudnn(images(16, 64, 56)) == ["bn_fw_tr_1C11_kernel_NCHW"]
     assert cudnn(images(16, 64, 49, "float16")) == ["bn_fw_tr_1C11_kernel_NCHW"]
     assert cudnn(images(12, 64, 56, "float16")) == ["bn_fw_tr_1C11_singleread_spec"]
+
+
+def test_channels_side_by_side_are_normed_by_one_kernel_both_ways_and_backward_reads_one_tensor_more() -> None:
+    x, weight = images(16, 64, 56, "float16", last=True), TensorArg((64,))
+    forward, backward = (
+        launches(Call("aten::cudnn_batch_norm.default", (x, weight, weight, weight, weight, True, 0.1, 1e-5))),
+        launches(Call("aten::cudnn_batch_norm_backward.default", (x, x, weight, weight, weight, weight, weight, 1e-5, None))),
+    )
+    assert [launch.kernel for launch in forward] == [launch.kernel for launch in backward]
+    assert [len(launch.reads) for launch in (forward[-1], backward[-1])] == [1, 2]
+
+
+def test_an_instance_norm_has_neither_weights_nor_running_statistics() -> None:
+    x = images(1, 512, 32, "bfloat16")
+    usual = kernels("aten::native_batch_norm.default", x, *(TensorArg((512,)),) * 4, True, 0.1, 1e-5)
+    instance = kernels("aten::native_batch_norm.default", x, None, None, None, None, True, 0.1, 1e-5)
+    assert (instance[0], instance[2]) == (usual[0], usual[2])
+    assert instance[1] == VECTORIZED
+    mask = (True, False, False)
+    assert kernels("aten::native_batch_norm_backward.default", x, x, None, None, None, None, None, True, 1e-5, mask)
 
 
 def test_contiguous_planes_of_one_element_are_not_taken_for_channels_last() -> None:

@@ -76,9 +76,10 @@ class TensorArg:
         return self.permuted(*front, final, last)
 
     def channels_last(self) -> TensorArg:
-        """N, C, H, W of this shape in the order of memory N, H, W, C."""
-        batch, channels, height, columns = self.shape
-        return replace(self, shape=(batch, height, columns, channels), strides=None).permuted(0, 3, 1, 2)
+        """This shape with channels, its second axis, next to each other in memory: N, C, H, W in the order N, H, W, C."""
+        batch, channels, *image = self.shape
+        last = len(image) + 1
+        return replace(self, shape=(batch, *image, channels), strides=None).permuted(0, last, *range(1, last))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
@@ -39,6 +39,9 @@ class Family:
     form: str = "launched"  # the module in `forms` that models it
     # What its calls launch, where the form goes by rules: for all alike, or by name of the op, without namespace and overload.
     rules: Rule | Mapping[str, Rule] | None = None
+    # The call with arguments that lie in memory as its kernels take them, where the form expects so, and the places of those
+    # that are copied first, once for each copy.
+    dense: Callable[[Call], tuple[Call, tuple[int, ...]]] | None = None
     declares: str = ""  # what its ops take, where they are not ATen's: lines in the notation of data/ops/aten.txt
 
     @property

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from steptime._models.engine.archive import Archive, StoredParts, write_archive
 from steptime._models.engine.splits import Residuals
 from steptime._models.engine.stored import pack, unpack
+from steptime._models.kernels.call import Call
 from steptime._models.kernels.family import families, family_of
 from steptime._models.kernels.forms import KernelForm, load_form
 from steptime._models.kernels.question import Answer, Question
@@ -21,6 +23,7 @@ _RESIDUALS = "residuals"
 LEFT_OUT = "left_out"
 # Answers that are kept; a step asks some hundreds of distinct questions.
 _KEPT = 1 << 16
+_COPY = "aten::copy_.default"
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,11 @@ class KernelModels:
         if len(self._known) + len(new) > _KEPT:
             self._known.clear()
             new = list(dict.fromkeys(questions))
-        self._known.update(zip(new, self._ask(new), strict=True))
+        parts = [with_copies(question) for question in new]
+        answered = iter(self._ask([part for each in parts for part in each]))
+        self._known.update(
+            (question, _joined(list(islice(answered, len(each))))) for question, each in zip(new, parts, strict=True)
+        )
         return [self._known[question] for question in questions]
 
     def _ask(self, questions: Sequence[Question]) -> list[Answered]:
@@ -82,6 +89,33 @@ class KernelModels:
             raise InputError(f"{file}: not the kernel models that this steptime reads ({error}); fit again") from error
         names = {name: name for name in sorted(archive.parts - {_RESIDUALS})}
         return cls(StoredParts(archive, names, load_form), residuals, archive.recipe)
+
+
+def with_copies(question: Question) -> list[Question]:
+    """The question, its arguments as kernels take them, behind the copies that make them so."""
+    call, family = question.call, families().get(family_of(question.call.op))
+    if family is None or family.dense is None:
+        return [question]
+    dense, copied = family.dense(call)
+    copies = [
+        replace(
+            question,
+            call=Call(_COPY, (dense.args[place], call.args[place]), written=(1,)),
+            warm=question.warm and place in call.written,
+        )
+        for place in copied
+    ]
+    return [*copies, replace(question, call=dense)]
+
+
+def _joined(parts: Sequence[Answered]) -> Answered:
+    """The answer to a question behind the copies before it; what cannot be answered of them is left out."""
+    last = parts[-1]
+    answers = [part.answer for part in parts if part.answer is not None]
+    if len(parts) == 1 or last.answer is None:
+        return last
+    launches = tuple(launch for answer in answers for launch in answer.launches)
+    return replace(last, answer=Answer(launches, all(answer.inside for answer in answers)))
 
 
 def answers_of(form: KernelForm, questions: Sequence[Question]) -> list[tuple[Answer | None, str]]:

@@ -27,6 +27,8 @@ _ENUMERATED = {
 }
 # What a number becomes when an op that takes tensors is given one; its value is not recorded.
 _WRAPPED: dict[str, float | int | bool] = {"float64": 1.0, "int64": 1, "bool": True}
+# Ops that run in the format their tensors suggest: that of filters of one tap is told by the strides of their single pixels.
+_FORMATTED = ("aten::convolution.default", "aten::convolution_backward.default")
 # Distinct calls that are kept; a step has some hundreds.
 _MOST = 1 << 16
 
@@ -144,16 +146,20 @@ def _tensor(tensor: Tensor, overload: Overload, values: Sequence[Value], place: 
         drawn, high = _integers(tensor, op_kind(overload.op), values, place)
     elif op_kind(overload.op).probabilities:
         drawn = "unit"
-    return TensorArg(tensor.shape, tensor.dtype, _own_strides(tensor.shape, tensor.strides), high, where, drawn)
+    strides = _own_strides(tensor.shape, tensor.strides, formatted=overload.op in _FORMATTED)
+    return TensorArg(tensor.shape, tensor.dtype, strides, high, where, drawn)
 
 
 @lru_cache(maxsize=1 << 14)
-def _own_strides(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Strides where they are not those of a contiguous tensor, else None. Dimensions of one element have no say."""
+def _own_strides(shape: tuple[int, ...], strides: tuple[int, ...] | None, *, formatted: bool) -> tuple[int, ...] | None:
+    """Strides where they are not those of a contiguous tensor, else None. Dimensions of one element have no say.
+
+    They have where an op looks at its tensors' format.
+    """
     if strides is None or len(strides) != len(shape) or 0 in shape:
         return None
-    expected = contiguous(shape)
-    plain = all(size == 1 or stride == wanted for size, stride, wanted in zip(shape, strides, expected, strict=True))
+    expected = zip(shape, strides, contiguous(shape), strict=True)
+    plain = all(stride == wanted or (size == 1 and not formatted) for size, stride, wanted in expected)
     return None if plain else strides
 
 

@@ -25,13 +25,6 @@ from steptime._models.kernels.sweep import (
 _MOST_FLOP = {"float32": 1e11, "bfloat16": 8e11, "float16": 8e11}
 
 
-def _last(x: TensorArg) -> TensorArg:
-    """The same shape with channels next to each other, of any number of axes."""
-    rank = len(x.shape)
-    stored = (x.shape[0], *x.shape[2:], x.shape[1])
-    return replace(x, shape=stored, strides=None).permuted(0, rank - 1, *range(1, rank - 1))
-
-
 def _geometry(draw: Draw, kind: str) -> tuple[Shape, Shape, int, int, int, int, int]:
     """Image, taps, stride, dilation, groups, inputs and outputs of a layer of a kind."""
     side, channels = draw.pick((7, 8, 14, 16, 28, 32, 56, 64, 112, 128)), draw.size(16, 1024)
@@ -114,7 +107,7 @@ def _layer(draw: Draw, image: Shape, result: Shape, weights: Shape, geometry: tu
         "weight": TensorArg(weights, dtype),
     }
     if rank > 1 and draw.chance(0.5):
-        tensors = {name: _last(tensor) for name, tensor in tensors.items()}
+        tensors = {name: tensor.channels_last() for name, tensor in tensors.items()}
     biased = draw.chance(0.3)
     return tensors | {
         "bias": TensorArg((result[0],), dtype) if biased else None,
@@ -188,7 +181,7 @@ def _draw_norm(draw: Draw) -> Drawn:
     samples = max(1, min(draw.log_int(1, 256), USUAL_ELEMENTS // (channels * plane)))
     dtype = draw.floating()
     x = TensorArg((samples, channels, *(side,) * axes), dtype)
-    moved = _last(x) if axes > 1 and draw.chance(0.5) else x
+    moved = x.channels_last() if axes > 1 and draw.chance(0.5) else x
     groups = draw.pick((1, 8, 16, 32))
     each = TensorArg((channels,), "float32")
     return {

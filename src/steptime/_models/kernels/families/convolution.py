@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
-from steptime._models.kernels.call import TensorArg
+from steptime._models.kernels.call import Argument, Call, TensorArg, contiguous
 from steptime._models.kernels.family import Family
 from steptime._models.kernels.sweep import USUAL_BYTES, Draw, Drawn, KernelSweep, Shape
 
@@ -114,9 +115,59 @@ def _draw_layer(draw: Draw) -> Drawn | None:
     }
 
 
+# ATen copies what does not lie in the order of memory that the layer's image or filters suggest, once for each gradient that
+# it is needed for: the result's for both (native/Convolution.cpp, native/cudnn/ConvShared.cpp).
+_PLACES = {"aten::convolution.default": (0, 1), "aten::convolution_backward.default": (1, 2, 0)}  # of image, filters, gradient
+_MASK_PLACE = 10  # of a backward call: which gradients are asked for: image, filters, bias
+
+
+def _dense(call: Call) -> tuple[Call, tuple[int, ...]]:
+    """The call with image, filters and gradient all in one order of memory, without gaps; places of what is copied for it."""
+    places = [place for place in _PLACES[call.op] if place < len(call.args)]
+    tensors = {place: value for place in places if isinstance(value := call.args[place], TensorArg)}
+    if all(tensor.strides is None for tensor in tensors.values()):
+        return call, ()
+    last = any(_suggests_channels_last(tensors[place]) for place in places[:2] if place in tensors)
+    args = tuple(_in_order(value, last) if place in tensors else value for place, value in enumerate(call.args))
+    copied = (place for place in places if args[place] is not call.args[place] for _ in range(_uses(call, place)))
+    return replace(call, args=args), tuple(copied)
+
+
+def _uses(call: Call, place: int) -> int:
+    """How many results are made from the argument at a place."""
+    asked = call.args[_MASK_PLACE] if len(call.args) > _MASK_PLACE else None
+    if not isinstance(asked, tuple) or len(asked) < 2:
+        return 1
+    of_image, of_filters = bool(asked[0]), bool(asked[1])
+    return (of_image + of_filters, int(of_filters), int(of_image))[place]
+
+
+def _suggests_channels_last(x: TensorArg) -> bool:
+    """Whether channels lie next to each other and the other axes outside of them, with gaps or without, as ATen tells."""
+    if x.strides is None or len(x.shape) not in (4, 5):
+        return False
+    least = 1
+    for axis in (1, *range(len(x.shape) - 1, 1, -1), 0):
+        if x.strides[axis] < least or (axis == 0 and x.strides[1] == least):
+            return False
+        least = x.strides[axis] * x.shape[axis]
+    return True
+
+
+def _in_order(value: Argument, channels_last: bool) -> Argument:
+    """The tensor as it has to lie; the same one where it does."""
+    if not isinstance(value, TensorArg):
+        return value
+    wanted = value.channels_last() if channels_last else replace(value, strides=None)
+    steps = [x.strides or contiguous(x.shape) for x in (value, wanted)]
+    same = all(size == 1 or here == there for size, here, there in zip(value.shape, *steps, strict=True))
+    return value if same else wanted
+
+
 FAMILY = Family(
     name="convolution",
     form="convolution",
+    dense=_dense,
     sweep=KernelSweep(
         (1, _draw_layer, "convolution(*x, weight, bias, stride, padding, dilation, False, no_padding, groups)"),
         (

@@ -292,23 +292,32 @@ def _cudnn_by_channel(kernel: str, otherwise: str, reads: tuple[Operand, ...], i
     return _by_channel(name, reads, (fresh(x.shape, x.dtype),), images, serial, x.dtype)
 
 
+def _cudnn_side_by_side(reads: tuple[Operand, ...], images: _NormImages) -> list[Launch]:
+    """All channels side by side. Backward it is the same code that reads one tensor more, and goes by the name of this one."""
+    grids = (
+        (images.channels / _WARP, images.rows / 128),
+        (images.channels / 64, images.rows),
+        (images.rows / 16 * max(1.0, images.channels / 128), 1.0),
+    )
+    x, name = reads[0], "batchnorm_fwtr_nhwc_semiPersist"
+    result = fresh(x.shape, x.dtype)
+    return [memset(4 * images.channels), Launch(name, x.numel, reads, (result,), images.facts, grids, "", x.dtype)]
+
+
 def _cudnn(call: GpuCall) -> list[Launch]:
     x = call.tensor(0)
     images = _images(call, x)
     if images.last:
-        grids = (
-            (images.channels / _WARP, images.rows / 128),
-            (images.channels / 64, images.rows),
-            (images.rows / 16 * max(1.0, images.channels / 128), 1.0),
-        )
-        name, result = "batchnorm_fwtr_nhwc_semiPersist", fresh(x.shape, x.dtype)
-        return [memset(4 * images.channels), Launch(name, x.numel, (x,), (result,), images.facts, grids, "", x.dtype)]
+        return _cudnn_side_by_side((x,), images)
     return [_cudnn_by_channel("bn_fw_tr", "_1C11_kernel_NCHW", (x,), images, _KEPT_FORWARD)]
 
 
 def _cudnn_backward(call: GpuCall) -> list[Launch]:
     x, gradient = call.tensor(0), call.tensor(1)
-    return [_cudnn_by_channel("bn_bw", "_1C11_kernel_new", (x, gradient), _images(call, x), _KEPT_BACKWARD)]
+    images = _images(call, x)
+    if images.last:
+        return _cudnn_side_by_side((x, gradient), images)
+    return [_cudnn_by_channel("bn_bw", "_1C11_kernel_new", (x, gradient), images, _KEPT_BACKWARD)]
 
 
 def _channels_last(
