@@ -1,8 +1,8 @@
 """What an op on the pretended device returns: the shapes that PyTorch's meta functions say, on tensors of the device.
 
-Most of PyTorch's meta functions are Python and take a tenth of a millisecond. What they answer to ops that neither view nor
-write their arguments depends on shapes, strides, dtypes and plain arguments alone: while answers are `remembered`, as for steps
-of many equal layers, none is asked the same twice.
+Most of PyTorch's meta functions are Python and take a tenth of a millisecond. What they answer to ops that do not view their
+arguments depends on shapes, strides, dtypes and plain arguments alone: while answers are `remembered`, as for steps of many
+equal layers, none is asked the same twice.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import Enum, auto
 from functools import cache
 from typing import Any
 
@@ -19,7 +21,7 @@ from torch._C import DispatchKey
 from torch.library import Library
 
 from steptime._capture.layouts import laid_out
-from steptime._capture.tensors import LISTS, META, as_meta, is_pretended, on_device
+from steptime._capture.tensors import LISTS, META, as_meta, is_pretended, on_device, tensors_of
 
 # Ops that PyTorch makes of others on devices without a kernel of theirs, and CUDA has one: both CompositeExplicitAutograd and
 # CUDA are dispatch keys of theirs in native_functions.yaml (so are all of `_foreach_`). A copy calls a kernel where its entry
@@ -36,8 +38,8 @@ _KERNELS = frozenset(
 _ON_CPU: dict[str, tuple[int, ...]] = {"aten::_scaled_dot_product_efficient_attention": (2, 3)}
 
 _Part = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # shape, strides and dtype of a tensor that an op makes
-# By op and arguments, whether it makes several tensors and which; None where it does more. Nothing is kept without.
-_memory: ContextVar[dict[Any, tuple[bool, tuple[_Part, ...]] | None] | None] = ContextVar("answers", default=None)
+# By op and arguments, how to answer again; None where that is not known. Nothing is kept without.
+_memory: ContextVar[dict[Any, _NewTensors | _Given | None] | None] = ContextVar("answers", default=None)
 
 _FACTORIES = frozenset(f"aten::{name}" for name in ("empty", "empty_strided", "zeros", "ones", "full", "rand", "randn"))
 _LARGE_BYTES = 256 << 20
@@ -66,20 +68,33 @@ def is_large(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The op on meta tensors; what it writes to and returns is the tensor it was given. The observer sees nothing of it."""
-    memory = _memory.get()
-    key = _key(func, args, kwargs) if memory is not None and _depends_on_shapes(func) else None
+    kind = _kind(func)
     torch._C._autograd._enable_record_function(False)
     try:
+        if kind is _Kind.VIEW and is_pretended(args[0]):
+            return _viewed(func, args, kwargs)
+        memory = _memory.get()
+        key = _key(func, args, kwargs) if memory is not None and kind is _Kind.BY_SHAPES else None
         if memory is None or key is None:
             return _answered(func, args, kwargs)
         known = memory.get(key)
         if known is not None:
-            return _anew(*known)
+            return known.again(args, kwargs)
         result = _answered(func, args, kwargs)
-        memory.setdefault(key, _parts(result))
+        if not func._schema.is_mutable or key == _key(func, args, kwargs):  # none of its arguments has another shape now
+            memory[key] = _answer_to(args, kwargs, result)
         return result
     finally:
         torch._C._autograd._enable_record_function(True)
+
+
+def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A view, or several, of the first argument."""
+    source = as_meta(args[0])
+    made = func(source, *args[1:], **kwargs)
+    if isinstance(made, LISTS):
+        return type(made)([on_device(each) for each in made])
+    return args[0] if made is source else on_device(made)
 
 
 # Steps of optimisers in one kernel that have no meta function: they write over the lists that they are given.
@@ -157,27 +172,51 @@ def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 @contextmanager
 def remembered() -> Iterator[None]:
-    """While it lasts, no meta function is asked the same twice."""
-    token = _memory.set({})
+    """While it lasts, no meta function is asked the same twice, whatever rank asks."""
+    token = _memory.set({} if (memory := _memory.get()) is None else memory)
     try:
         yield
     finally:
         _memory.reset(token)
 
 
+class _Kind(Enum):
+    """What an answer depends on."""
+
+    VIEW = auto()  # what is viewed, by itself cheap enough to ask for
+    BY_SHAPES = auto()  # shapes, strides, dtypes and plain arguments
+    ANY = auto()
+
+
+# They change where the numbers of a tensor are, or how many.
+_MOVES = ("resize", "set_", "_resize_output", "_copy_from", "swap")
+
+
 @cache
-def _depends_on_shapes(func: Any) -> bool:
-    """Whether an op makes new tensors, and of tensors alone: nothing is a view, written or drawn up from values."""
+def _kind(func: Any) -> _Kind:
     schema = func._schema
-    aliased = any(each.alias_info is not None for each in (*schema.arguments, *schema.returns))
-    tensors = all(str(each.type) == "Tensor" for each in schema.returns)
-    return bool(func.namespace == "aten" and schema.returns and tensors and not aliased)
+    if func.namespace != "aten":
+        return _Kind.ANY
+    aliased = [each for each in schema.arguments if each.alias_info is not None]
+    viewed = bool(schema.returns) and all(
+        each.alias_info is not None and not each.alias_info.is_write for each in schema.returns
+    )
+    if viewed:
+        tensors = [each for each in schema.arguments if "Tensor" in str(each.type)]
+        plain = len(tensors) == 1 and aliased == tensors == [schema.arguments[0]] and not aliased[0].alias_info.is_write
+        return _Kind.VIEW if plain else _Kind.ANY
+    if not all(str(each.type) == "Tensor" for each in schema.returns) or any(not each.alias_info.is_write for each in aliased):
+        return _Kind.ANY
+    moved = torch.Tag.inplace_view in func.tags or schema.name.removeprefix("aten::").startswith(_MOVES)
+    return _Kind.ANY if moved or not (schema.returns or aliased) else _Kind.BY_SHAPES
 
 
 def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an answer depends on; None where an argument is of no known kind."""
+    """What an answer depends on; None where an argument is of no known kind. (Ops are kept by `_kind`.)"""
     try:
-        key = (func, tuple(map(_part, args)), tuple((name, _part(value)) for name, value in kwargs.items()))
+        named = tuple([(name, _part(value)) for name, value in kwargs.items()]) if kwargs else ()
+        switches = (torch.get_default_dtype(), torch._C._get_cudnn_enabled())
+        key = (id(func), tuple([_part(value) for value in args]), named, switches)
         hash(key)
     except TypeError:
         return None
@@ -195,8 +234,44 @@ def _part(value: Any) -> Any:
     return (type(value), value) if isinstance(value, _NUMBERS) else value
 
 
-def _parts(answer: Any) -> tuple[bool, tuple[_Part, ...]] | None:
-    """How to make the answer again; None where it is more than new tensors of the device."""
+@dataclass(frozen=True, slots=True)
+class _NewTensors:
+    """An answer that is new tensors of the device."""
+
+    several: bool
+    parts: tuple[_Part, ...]
+
+    def again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same answer to other arguments."""
+        del args, kwargs
+        made = tuple([on_device(_empty(shape, strides, dtype=dtype, device=META)) for shape, strides, dtype in self.parts])
+        return made if self.several else made[0]
+
+
+_empty = torch.empty_strided
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """An answer that is one of the arguments, by its place or its name; or, without either, nothing."""
+
+    place: int | str | None
+
+    def again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same answer to other arguments."""
+        if isinstance(self.place, int):
+            return args[self.place]
+        return None if self.place is None else kwargs[self.place]
+
+
+def _answer_to(args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> _NewTensors | _Given | None:
+    """How to make an answer again; None where it is more than new tensors of the device, or what was given."""
+    if answer is None:
+        return _Given(None)
+    given: list[int | str] = [at for at, each in enumerate(args) if each is answer]
+    given += [name for name, each in kwargs.items() if each is answer]
+    if given:
+        return _Given(given[0])
     several = isinstance(answer, tuple | list)
     result = tuple(answer) if several else (answer,)
     for each in result:
@@ -204,15 +279,10 @@ def _parts(answer: Any) -> tuple[bool, tuple[_Part, ...]] | None:
             return None
         if each.layout is not torch.strided or each.storage_offset():
             return None
-    if len({each.untyped_storage()._cdata for each in result}) < len(result):
+    storages = {each.untyped_storage()._cdata for each in result}
+    if len(storages) < len(result) or any(each.untyped_storage()._cdata in storages for each in tensors_of(args, kwargs)):
         return None
-    return several, tuple((tuple(each.shape), each.stride(), each.dtype) for each in result)
-
-
-def _anew(several: bool, parts: tuple[_Part, ...]) -> Any:
-    empty = torch.ops.aten.empty_strided.default
-    result = tuple(on_device(empty(shape, strides, dtype=dtype, device=META)) for shape, strides, dtype in parts)
-    return result if several else result[0]
+    return _NewTensors(several, tuple((tuple(each.shape), each.stride(), each.dtype) for each in result))
 
 
 def _fused_rms_norm(

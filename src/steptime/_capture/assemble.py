@@ -139,11 +139,20 @@ class _Tree:
             row.name, row.over = f"{note.name}_", True
 
 
+# The observer gives the number of a tensor again once that is gone and no op below autograd has taken it, as happens to sharded
+# tensors, which wrap those that ops take.
+_Key = tuple[int | None, tuple[int, ...], str]
+
+
+def _key(tensor: Tensor) -> _Key:
+    return tensor.id, tensor.shape, tensor.dtype
+
+
 class _Values:
     """Arguments with devices and storages as on a GPU."""
 
     def __init__(self, tree: _Tree) -> None:
-        self._storage: dict[int, list[tuple[int, int]]] = {}  # of a tensor, by its number: rows from which on it has which
+        self._storage: dict[_Key, list[tuple[int, int]]] = {}  # of a tensor: rows from which on it has which
         self._row = self._last = 0
         self._ends = list(range(len(tree.rows)))  # per row, the last one inside it
         for index in range(len(tree.rows) - 1, 0, -1):
@@ -162,7 +171,7 @@ class _Values:
         for values, storages in ((signature.inputs, note.inputs), (signature.outputs, note.outputs)):
             for tensor, storage in zip(tensors_in(values), storages, strict=False):
                 if tensor.id is not None:
-                    known = self._storage.setdefault(tensor.id, [])
+                    known = self._storage.setdefault(_key(tensor), [])
                     if not known or known[-1][1] != storage:  # other data is put in its place (`tensor.data = ...`)
                         known.append((row, storage))
 
@@ -171,8 +180,8 @@ class _Values:
         self._row, self._last = row, self._ends[row]
         return self
 
-    def _storage_of(self, tensor: int) -> int | None:
-        known = self._storage.get(tensor)
+    def _storage_of(self, tensor: Tensor) -> int | None:
+        known = self._storage.get(_key(tensor))
         if not known:
             return None
         # Ops made of others are seen before those inside them.
@@ -189,11 +198,11 @@ class _Values:
             return _DEVICE if value == _META else value
         if value.device != _META:
             return replace(value, storage=None if value.storage is None else self._number("cpu", value.storage))
-        storage = self._storage_of(value.id or 0)
+        storage = self._storage_of(value)
         while storage in self._same:
             storage = self._same[storage]
-        # What no op below autograd takes, as an argument of a function written in Python, is known by its own number alone.
-        number = self._number("tensor", value.id or 0) if storage is None else self._number(_DEVICE, storage)
+        # What no op below autograd takes or makes, as a sharded tensor that wraps what ops do, has no memory of its own.
+        number = None if storage is None else self._number(_DEVICE, storage)
         return replace(value, device=_DEVICE, storage=number)
 
     def _number(self, where: str, storage: int) -> int:

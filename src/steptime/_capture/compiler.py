@@ -1,8 +1,8 @@
 """PyTorch's compiler, `torch._dynamo`, which takes longer to import than a step to capture and is not needed for one.
 
 Optimisers, checkpoints and the hooks of FSDP ask it to leave them alone. While a device is pretended, a module in its place
-does as they ask, unless somebody has imported the real one. Whatever else is asked of it is asked of the real one, imported
-then as on a machine without a pretended device.
+does as they ask, unless somebody has imported the real one. Its settings, which PyTorch's fake tensors look at, are the
+real ones. Whatever else is asked of it is asked of the real one, imported then as on a machine without a pretended device.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 _NAME = "torch._dynamo"
+_SETTINGS = f"{_NAME}.config"  # which imports none of the others
 _KEPT = "__dynamo_disable"  # by which torch._compile remembers what the compiler made of a function
 
 
@@ -47,9 +48,9 @@ class IdleCompiler(ModuleType):
         super().__init__(_NAME, __doc__)
         self.__spec__ = PathFinder.find_spec(_NAME, torch.__path__)
         self.__path__: list[str] = []  # its modules are found by `_CompilerFinder`
+        self.folders = list(getattr(self.__spec__, "submodule_search_locations", None) or ())
         self._really = really
         self._left_alone: list[Any] = []
-        self.config = IdleCompiler._Part(self, "config", error_on_nested_fx_trace=True)
         self.trace_rules = IdleCompiler._Part(self, "trace_rules", clear_lru_cache=lambda: None)
 
     class _Part:
@@ -82,7 +83,7 @@ class IdleCompiler(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self.real(), name)
+        return import_module(_SETTINGS) if name == "config" else getattr(self.real(), name)
 
     def real(self) -> ModuleType:
         """The compiler, which takes its place."""
@@ -108,6 +109,7 @@ class IdleCompiler(ModuleType):
 
     def _forget(self) -> None:
         del sys.modules[_NAME]
+        sys.modules.pop(_SETTINGS, None)
         vars(torch).pop("_dynamo", None)
 
 
@@ -127,6 +129,8 @@ class _CompilerFinder:
         del path
         if not name.startswith(f"{_NAME}.") or sys.modules.get(_NAME) is not self._idle:
             return None
+        if name == _SETTINGS:
+            return PathFinder.find_spec(name, self._idle.folders)
         real = self._idle.real()
         known = sys.modules.get(name)
         return PathFinder.find_spec(name, real.__path__) if known is None else spec_from_loader(name, _LoadedBefore(known))

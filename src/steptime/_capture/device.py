@@ -180,33 +180,59 @@ class DeviceNames(TorchFunctionMode):
     ) -> Any:
         """Any function of PyTorch that Python calls."""
         del types
-        kwargs = kwargs or {}
-        answer = _GETTERS.get(func)
-        if answer is not None and is_pretended(wrapped(args[0])):
-            return answer(args[0])
-        if func is torch.Tensor.type and (asked := questions.type_asked(*args, **kwargs)) is not None:
-            return asked
-        if func is torch.Tensor.cuda:
-            return args[0].to(META, non_blocking=kwargs.get("non_blocking", False))
-        if func is torch.device and args and type(args[0]) is int:
-            return func("cuda", *args)  # which accelerator there is C++ does not know
-        if func is torch.Tensor.to:
-            args = (args[0], *map(translated, args[1:2]), *args[2:])
-            if self.streams and _blocks(args, kwargs):
-                # What it is made of where the memory is pinned (native/cuda/Copy.cu, memcpy_and_sync).
-                named = {name: translated(value) if name == "device" else value for name, value in kwargs.items()}
-                result = func(*args, **{**named, "non_blocking": True})
-                self.streams.current.synchronize()
-                return result
-        if func in _FROM_DATA and translated(kwargs.get("device")) == META:
-            # Made on the CPU and copied, as PyTorch does it too.
-            rest = {key: value for key, value in kwargs.items() if key not in ("device", "requires_grad")}
-            return func(*args, **rest).to(META).requires_grad_(kwargs.get("requires_grad", False))
-        if "device" in kwargs:
-            kwargs = {**kwargs, "device": translated(kwargs["device"])}
-        if kwargs.get("pin_memory"):
-            return pin(func(*args, **{**kwargs, "pin_memory": False}))
-        return func(*args, **kwargs)
+        answer = ANSWERS.get(func)
+        if answer is not None:
+            return answer(func, args, kwargs or {})
+        return _called(func, args, kwargs) if kwargs else func(*args)
+
+
+def _called(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a function gives that is asked for a device by its name in Python."""
+    if "device" in kwargs:
+        kwargs = {**kwargs, "device": translated(kwargs["device"])}
+    if kwargs.get("pin_memory"):
+        return pin(func(*args, **{**kwargs, "pin_memory": False}))
+    return func(*args, **kwargs)
+
+
+def _place(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Where a tensor lies."""
+    del kwargs
+    return _PLACES[func] if is_pretended(wrapped(args[0])) else func(*args)
+
+
+def _type(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    asked = questions.type_asked(*args, **kwargs)
+    return _called(func, args, kwargs) if asked is None else asked
+
+
+def _to_cuda(_: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0].to(META, non_blocking=kwargs.get("non_blocking", False))
+
+
+def _device(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Which accelerator there is C++ does not know."""
+    return func("cuda", *args) if args and type(args[0]) is int else _called(func, args, kwargs)
+
+
+def _to(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    args = (args[0], *map(translated, args[1:2]), *args[2:])
+    streams = DeviceNames.streams
+    if streams is None or not _blocks(args, kwargs):
+        return _called(func, args, kwargs)
+    # What it is made of where the memory is pinned (native/cuda/Copy.cu, memcpy_and_sync).
+    named = {name: translated(value) if name == "device" else value for name, value in kwargs.items()}
+    result = func(*args, **{**named, "non_blocking": True})
+    streams.current.synchronize()
+    return result
+
+
+def _from_data(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Made on the CPU and copied, as PyTorch does it too."""
+    if translated(kwargs.get("device")) != META:
+        return _called(func, args, kwargs)
+    rest = {key: value for key, value in kwargs.items() if key not in ("device", "requires_grad")}
+    return func(*args, **rest).to(META).requires_grad_(kwargs.get("requires_grad", False))
 
 
 def _by_default(
@@ -230,13 +256,22 @@ def _blocks(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 _PLACE_OF_FLAG = 4  # of `non_blocking` among the arguments of `Tensor.to(device, dtype, non_blocking)`, the tensor counted
-_FROM_DATA = (torch.tensor, torch.as_tensor, torch.asarray)
-_GETTERS: dict[Any, Callable[[torch.Tensor], Any]] = {
-    torch.Tensor.device.__get__: lambda _: CUDA,
-    torch.Tensor.is_cuda.__get__: lambda _: True,  # type: ignore[attr-defined]
-    torch.Tensor.is_meta.__get__: lambda _: False,  # type: ignore[attr-defined]
-    torch.Tensor.get_device: lambda _: 0,
+_PLACES: dict[Any, Any] = {
+    torch.Tensor.device.__get__: CUDA,
+    torch.Tensor.is_cuda.__get__: True,  # type: ignore[attr-defined]
+    torch.Tensor.is_meta.__get__: False,  # type: ignore[attr-defined]
+    torch.Tensor.get_device: 0,
 }
+
+ANSWERS: dict[Any, Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]] = {
+    **dict.fromkeys(_PLACES, _place),
+    torch.Tensor.type: _type,
+    torch.Tensor.cuda: _to_cuda,
+    torch.Tensor.to: _to,
+    torch.device: _device,
+    **dict.fromkeys((torch.tensor, torch.as_tensor, torch.asarray), _from_data),
+}
+"""By function of PyTorch, what is done in its place; others are called as they are."""
 
 
 def _no_data_parallel(*_: Any, **__: Any) -> None:

@@ -8,7 +8,7 @@ the true one. What comes of a model's weights, or is drawn, is not known; nor ar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -103,6 +103,10 @@ class Known:
         for kept in (self._numbers, self._routed):
             kept.pop(tensor.untyped_storage()._cdata, None)
 
+    def concerns(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether the numbers of all of these could be known: those of the first are, or none is given."""
+        return not tensors or torch._C._storage_address(tensors[0]) in self._numbers or not is_pretended(tensors[0])  # type: ignore[attr-defined]
+
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Keeps the numbers of what an op made or wrote, where those it took are known; forgets what it wrote where not."""
         if func in _OVERWRITES and self._overwritten(func, args, result):
@@ -127,9 +131,10 @@ class Known:
 
     def _overwritten(self, func: Any, args: tuple[Any, ...], result: torch.Tensor) -> bool:
         """Keeps what is written over a whole storage, whatever was there before."""
+        if not _small(result, derived=any(map(is_pretended, tensors_in(args[1:])))):
+            return False
         whole = result.numel() * result.itemsize == result.untyped_storage().nbytes()
-        derived = any(map(is_pretended, tensors_in(args[1:])))
-        if not whole or not _small(result, derived=derived) or not is_pretended(result) or not self.knows(args[1:], {}):
+        if not whole or not is_pretended(result) or not self.knows(args[1:], {}):
             return False
         self.forget(result)
         value = 0 if func is _aten.zero_.default else _each(args[1], self._real)
@@ -223,10 +228,23 @@ def _small(tensor: torch.Tensor, at_most: int = 0, *, derived: bool = False) -> 
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    named = zip(func._schema.arguments, args, strict=False)
-    values = [value for each, value in named if each.alias_info is not None and each.alias_info.is_write]
-    more = [kwargs[each.name] for each in func._schema.arguments if each.kwarg_only and each.alias_info and each.name in kwargs]
+    places, names = _write_places(func)
+    values = [args[place] for place in places if place < len(args)]
+    more = [kwargs[name] for name in names if name in kwargs]
     return [tensor for tensor in tensors_in((values, more)) if is_pretended(tensor)]
+
+
+@cache
+def _write_places(func: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The arguments that an op writes to: places of those without names, names of the others."""
+    aliased = [(place, each) for place, each in enumerate(func._schema.arguments) if each.alias_info is not None]
+    names = tuple(each.name for _, each in aliased if each.kwarg_only)
+    return tuple(place for place, each in aliased if each.alias_info.is_write), names
+
+
+def writes_numbers(func: Any) -> bool:
+    """Whether an op makes a tensor out of numbers in its arguments."""
+    return func._schema.name in _WRITTEN
 
 
 def _listed(value: Any) -> tuple[Any, ...]:
@@ -281,7 +299,6 @@ _MOST: dict[str, Callable[..., Any]] = {
 }
 
 
-@cache
 def picks(func: Any) -> bool:
     """Whether the shape of what an op makes depends on numbers."""
     return func._schema.name in _MOST or (torch.Tag.dynamic_output_shape in func.tags and func not in INDEXED)

@@ -60,6 +60,11 @@ def capture_ranks(
     """
     if not 1 <= ranks <= MOST_RANKS:
         raise InputError(f"{ranks} ranks cannot be captured; expected 1 to {MOST_RANKS}")
+    with remembered():  # what one rank was answered, the others are
+        return _captured(function, ranks, alike, name, warm_up)
+
+
+def _captured(function: Callable[[], Any], ranks: int, alike: bool, name: str, warm_up: int) -> Workload:
     captured = [capture_rank(function, 0, ranks, name=name, warm_up=warm_up)]
     messages = captured[0].messages
     if ranks > MOST_CAPTURED and not alike:

@@ -45,7 +45,7 @@ class Reads:
 
     def learn(self, name: str, args: tuple[Any, ...], result: Any) -> None:
         """Remembers what a comparison gives."""
-        compare = _COMPARED.get(name.removeprefix("aten::").rstrip("_"))
+        compare = _COMPARED.get(_plain_name(name))
         if compare is None or not isinstance(result, torch.Tensor) or result.dtype is not torch.bool:
             return
         storage = result.untyped_storage()
@@ -104,8 +104,10 @@ def _message(line: str, value: str) -> str:
     return f"{where} reads a value of the device, taken as {value}; the host waits for it there"
 
 
-def is_read(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether an op hands values of the device to the host."""
-    if func is _aten.copy_.default:
-        return not is_pretended(args[0])
-    return torch.Tag.data_dependent_output in func.tags
+def compares(name: str) -> bool:
+    """Whether an op may give truth values that `learn` can tell."""
+    return _plain_name(name) in _COMPARED
+
+
+def _plain_name(name: str) -> str:
+    return name.removeprefix("aten::").rstrip("_")

@@ -8,15 +8,12 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 
-from steptime._capture.tensors import is_pretended, tensors_in
-from steptime._ops.catalogue import op_kind
 from steptime.errors import InputError, SteptimeError
 
 _OWN = str(Path(__file__).parent.parent)
@@ -46,29 +43,12 @@ def innermost_line(frame: FrameType | None) -> str:
     return _line(_frames(frame))
 
 
-def refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises where an op on the pretended device needs data, or what is not pretended."""
-    away = on_host(func, args, kwargs)
-    if away is not None:
-        name = func._schema.name
-        raise InputError(
-            f"{_at_line(name)}: takes a tensor of the CPU {list(away.shape)} together with one of the GPU; "
-            "move model and inputs to the device that the function is given ('cuda')"
-        )
-
-
-def on_host(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """A tensor of the CPU that an op takes together with one of the device, where it may not."""
-    if _needs(func)[1]:
-        return None
-    return next((each for each in tensors_in((args, kwargs)) if each.dim() and not is_pretended(each)), None)
-
-
-@cache
-def _needs(func: Any) -> tuple[str, bool]:
-    """An op's name, and whether its tensors may lie on different devices."""
-    name: str = func._schema.name
-    return name, op_kind(name).across_devices
+def on_two_devices(name: str, away: torch.Tensor) -> InputError:
+    """What to say where an op takes a tensor of the CPU together with one of the device, and may not."""
+    return InputError(
+        f"{_at_line(name)}: takes a tensor of the CPU {list(away.shape)} together with one of the GPU; "
+        "move model and inputs to the device that the function is given ('cuda')"
+    )
 
 
 def unknown_shape(func: Any) -> InputError:

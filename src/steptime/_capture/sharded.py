@@ -18,10 +18,9 @@ import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 from torch.distributed.tensor import DTensor, _dispatch, _random, _redistribute, _sharding_prop
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.tensor.placement_types import _StridedShard
-from torch.overrides import TorchFunctionMode
 
+from steptime._capture.device import ANSWERS
 from steptime._capture.tensors import META, is_pretended
 from steptime._hardware.device import reference_device
 
@@ -47,13 +46,15 @@ def captured_sharding() -> Iterator[None]:
         flagged = getattr(_sharding_prop, _FLAG, None)
         if flagged is not None:
             stack.enter_context(patch.object(_sharding_prop, _FLAG, _looked_up_once(flagged)))
-        stack.enter_context(ShardedNames())
+        stack.enter_context(patch.dict(ANSWERS, {torch.Tensor.__setitem__: _put}))
         yield
 
 
 def _forget_shardings() -> None:
     """How results are sharded is kept with the mesh, and so with the process groups, of the rank that asked first."""
-    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+    # As torch.distributed.tensor.debug does, which imports the compiler.
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()  # type: ignore[no-untyped-call]
+    torch._C._clear_DTensor_sharding_propagator_cache()
     for cached in vars(_redistribute).values():
         if hasattr(cached, "cache_clear"):
             cached.cache_clear()
@@ -97,28 +98,11 @@ def _new_result(kind: type[AsyncCollectiveTensor], inner: torch.Tensor) -> Async
     return result
 
 
-class ShardedNames(TorchFunctionMode):
-    """Asked for its device, a DTensor answers as its part on this rank does."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Any function of PyTorch that Python calls."""
-        del types
-        if func in _PLACE and isinstance(args[0], DTensor):
-            return func(args[0]._local_tensor)
-        if func is torch.Tensor.__setitem__ and isinstance(args[2], int | float) and is_pretended(args[0]):
-            # On CUDA a number that is put in place lies on the CPU (torch/csrc/autograd/python_variable_indexing.cpp).
-            args = (args[0], args[1], torch.tensor(args[2], dtype=args[0].dtype, device="cpu"))
-        return func(*args, **(kwargs or {}))
-
-
-_PLACE = frozenset((
-    torch.Tensor.device.__get__,
-    torch.Tensor.is_cuda.__get__,  # type: ignore[attr-defined]
-    torch.Tensor.is_meta.__get__,  # type: ignore[attr-defined]
-    torch.Tensor.get_device,
-))  # fmt: skip
+def _put(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """On CUDA a number that is put in place lies on the CPU (torch/csrc/autograd/python_variable_indexing.cpp)."""
+    if isinstance(args[2], int | float) and is_pretended(args[0]):
+        args = (args[0], args[1], torch.tensor(args[2], dtype=args[0].dtype, device="cpu"))
+    return func(*args, **kwargs)
 
 
 def _blocks(sizes: Sequence[int]) -> int:

@@ -41,6 +41,11 @@ _ALTERNATIVES = frozenset(
 )  # fmt: skip
 
 
+def is_switched(name: str) -> bool:
+    """Whether there is a switch that concerns an op."""
+    return name in _PRECISION or name in _ALTERNATIVES
+
+
 def switches_at(func: Any, args: tuple[Any, ...]) -> Switches:
     """What is switched for this op now."""
     name = func._schema.name

@@ -6,7 +6,7 @@ of its own: autograd runs it like any tensor, views share a storage, and no op o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,11 +17,12 @@ META = torch.device("meta")
 CUDA = torch.device("cuda", 0)
 LISTS = (list, tuple)
 _NESTED = (*LISTS, dict)
+_keys = torch._C._dispatch_keys
 
 
 def is_pretended(tensor: torch.Tensor) -> bool:
     """Whether a tensor is on the device that is not there."""
-    keys = torch._C._dispatch_keys(tensor)
+    keys = _keys(tensor)
     return bool(keys.has(DispatchKey.CUDA) or keys.has(DispatchKey.SparseCUDA))
 
 
@@ -64,6 +65,17 @@ def unseen() -> Iterator[None]:
         yield
     finally:
         torch._C._autograd._enable_record_function(True)
+
+
+def tensors_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors among the arguments of a call, in order."""
+    result: list[torch.Tensor] = []
+    for each in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(each, torch.Tensor):
+            result.append(each)
+        elif isinstance(each, _NESTED):
+            result += tensors_in(each)
+    return result
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:

@@ -21,7 +21,8 @@ from steptime._capture.collectives import Collectives, Pending
 from steptime._capture.log import CommLog, Streams
 from steptime._capture.record import Recorder
 from steptime._capture.sharded import IN_PYTHON, SENDS_TABLE
-from steptime._capture.tensors import is_pretended, is_wrapper, tensors_in
+from steptime._capture.tensors import is_pretended, is_wrapper, tensors_of
+from steptime._capture.traits import traits_of
 from steptime._program.execution import ProcessGroup
 from steptime.errors import InputError
 
@@ -33,7 +34,8 @@ _METHODS = (
     "alltoall", "alltoall_base", "all_to_all_single", "gather", "scatter", "send", "recv", "recv_anysource", "barrier",
 )  # fmt: skip
 # Before the step that is noted, answered at once: FSDP cuts every weight into as many parts as there are ranks.
-_CUTS = (torch.ops.aten.split.Tensor, torch.ops.aten.split_with_sizes.default)
+_CUTS = ("aten::split", "aten::split_with_sizes")
+_WAIT: Any = torch.ops._c10d_functional.wait_tensor.default
 _ASIDE = ("prim", "profiler")  # no work of a step
 
 
@@ -175,9 +177,10 @@ def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Called:
     Numbers among arguments do not: a rank of a tensor-parallel group looks for other rows of a table than the next one, in
     the same time. Nor do groups, roots and peers.
     """
-    shapes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors_in((args, kwargs)))
+    with torch._C.DisableTorchFunction():
+        shapes = tuple([(tensor.shape, tensor.dtype) for tensor in tensors_of(args, kwargs)])
     splits = tuple(tuple(each) for each in args if _is_integers(each)) if func.namespace == "c10d" else ()
-    return func._schema.name, shapes, splits
+    return traits_of(func).name, shapes, splits
 
 
 def _is_integers(value: Any) -> bool:
@@ -222,27 +225,24 @@ class GroupRecorder(Recorder):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Any op below autograd."""
         kwargs = kwargs or {}
-        namespace = func.namespace
-        if namespace in _ASIDE or any(issubclass(kind, FakeTensor) for kind in types):
+        if func.namespace in _ASIDE or (types and any(issubclass(kind, FakeTensor) for kind in types)):
             # With tensors that are PyTorch's own fakes, DTensor finds out how results are sharded: once, in the first step.
             return func(*args, **kwargs)
         if self._listing:
             self.calls.append(called(func, args, kwargs))
-        if any(map(is_wrapper, types)):
+        if types and any(map(is_wrapper, types)):
             return super().__torch_dispatch__(func, types, args, kwargs)
-        if namespace == "c10d":
-            self.digest(func, list(tensors_in((args, kwargs))))
-            with self:
-                return self._collectives.answer(func, args, kwargs)
-        if func is torch.ops._c10d_functional.wait_tensor.default:
+        name = traits_of(func).name
+        if func.namespace == "c10d":
+            self.digest(func, tensors_of(args, kwargs))
+            return self._called(self._collectives.answer, func, args, kwargs)
+        if func is _WAIT:
             self._collectives.waited(args[0])
             return func._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
-        if namespace == "fsdp" and func._schema.name in IN_PYTHON:
-            with self:
-                return IN_PYTHON[func._schema.name](*args, **kwargs)
-        if "out" in kwargs and func._schema.name in SENDS_TABLE:
-            with self:
-                SENDS_TABLE[func._schema.name](*args, **kwargs)
-        if func in _CUTS and not self._noting and is_pretended(args[0]):
+        if name in IN_PYTHON:
+            return self._called(IN_PYTHON[name], *args, **kwargs)
+        if "out" in kwargs and name in SENDS_TABLE:
+            self._called(SENDS_TABLE[name], *args, **kwargs)
+        if not self._noting and name in _CUTS and is_pretended(args[0]):
             return answers.answer(func, args, kwargs)
         return super().__torch_dispatch__(func, types, args, kwargs)
