@@ -21,6 +21,7 @@ from steptime._platforms.platform import Platform  # noqa: E402
 from steptime._program.program import Program  # noqa: E402
 from steptime._program.workload import Workload  # noqa: E402
 from steptime._sim.modelled.step import modelled  # noqa: E402
+from steptime.errors import InputError  # noqa: E402
 
 LENGTHS, WIDTH, HEADS = (100, 20, 30, 50), 64, 4
 TOKENS = sum(LENGTHS)
@@ -68,6 +69,29 @@ def test_a_block_over_samples_of_their_own_lengths_works_on_all_rows_at_once(hal
         assert table.names.count(f"aten::_{kernel}_attention_{way}") == 1
     step = modelled(Workload((program,), 1), Platform.load("1xh200"))
     assert not any("no model" in each for each in step.warnings)
+
+
+def test_a_padded_transformer_may_be_evaluated_beside_its_training() -> None:
+    """Where it is, PyTorch packs samples into nested tensors of the other layout, which do without a backward pass."""
+
+    def make() -> Callable[[], None]:
+        encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 1).cuda()
+        x, padded = torch.randn(4, 10, 32, device="cuda"), torch.zeros(4, 10, dtype=torch.bool, device="cuda")
+        padded[:, 8:] = True
+
+        def step() -> None:
+            with torch.no_grad():
+                encoder.eval()(x, src_key_padding_mask=padded)
+            encoder.train()(x, src_key_padding_mask=padded).sum().backward()
+
+        return step
+
+    assert op_table(capture(make)).names.count("aten::_scaled_dot_product_efficient_attention") == 2
+
+
+def test_the_other_layout_is_refused_with_the_way_out() -> None:
+    with pytest.raises(InputError, match=r"layout=torch\.jagged"):
+        capture(lambda: torch.nested.nested_tensor([torch.randn(3, 4), torch.randn(2, 4)], device="cuda"))
 
 
 def attention(most: int) -> Call:
