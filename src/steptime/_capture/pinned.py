@@ -29,7 +29,7 @@ def pin(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
 
 def is_pinned(tensor: torch.Tensor, *_: Any, **__: Any) -> bool:
     """`Tensor.is_pinned`."""
-    known = _pinned.get(tensor.untyped_storage()._cdata)
+    known = _pinned.get(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else None
     return known is not None and not known.expired()
 
 

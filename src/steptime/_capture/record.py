@@ -205,6 +205,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         away = next((each for each in tensors_of(args, kwargs) if each.dim() and not is_pretended(each)), None)
         if away is None:
             return args, kwargs
+        if away.layout is not torch.strided:
+            raise refusals.only_gradients()
         if self._noting or op.mutable:
             raise refusals.on_two_devices(op.name, away)
         # A model that is tried out before it is moved: its parameters are on the device from the beginning.
@@ -288,6 +290,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _remember(self, made: Sequence[torch.Tensor]) -> None:
         """Remembers the storages that were made."""
         for tensor in made:
+            if tensor.layout is not torch.strided:
+                raise refusals.only_gradients()
             if _address(tensor) not in self._storages and is_pretended(tensor):
                 storage = tensor.untyped_storage()
                 self._storages[storage._cdata] = (_WEAK_STORAGE(storage), storage.nbytes())

@@ -59,6 +59,14 @@ def unknown_shape(func: Any) -> InputError:
     )
 
 
+def only_gradients() -> InputError:
+    """What to say of sparse tensors that are no gradients of tables."""
+    return InputError(
+        f"{_at_line('sparse tensors')}: they are captured as gradients of embedding tables alone; use dense ones, or indices "
+        "with index_add_"
+    )
+
+
 def line_of(error: BaseException) -> str:
     """`file:line` of the user's code that an error came from; empty where there is none."""
     results = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._C import DispatchKey
 from torch.library import Library
 from torch.utils._python_dispatch import _disable_current_modes
 
 from steptime._capture.known import Known
-from steptime._capture.refusals import user_line
+from steptime._capture.refusals import only_gradients, user_line
 from steptime._capture.tensors import META, as_meta, is_pretended, on_device, unseen
 
 aten = torch.ops.aten
@@ -67,6 +68,8 @@ def contents_of(func: Any, known: Known) -> Callable[..., Any] | None:
     if name == "aten::_coalesce":
         return lambda source: _coalesced(source, known)
     if name not in _CONTENTS:
+        if func.has_kernel_for_dispatch_key(DispatchKey.SparseCPU):
+            raise only_gradients()
         raise NotImplementedError(f"Could not run '{name}' with arguments from the 'SparseCUDA' backend.")  # as PyTorch does
     return _CONTENTS[name]
 
