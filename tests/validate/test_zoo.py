@@ -7,15 +7,20 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from tests.measurements.test_store import a_store
 from tests.program.mutations import BYTES, drop_key, retype
 
+from steptime._models.engine.splits import Residuals
+from steptime._models.kernels.fitted import KernelModels
+from steptime._models.kernels.forms import KernelForm
 from steptime._platforms.situation import Situation, read_unseen
 from steptime.errors import InputError
+from steptime_lab.fit.kernels.fitting import with_forms
 from steptime_lab.measurements.sets import ZOO, ZOO_KERNELS
 from steptime_lab.report.zoo import zoo_document
 from steptime_lab.validate.zoo.answers import ZooAnswer, ZooAnswers
@@ -147,11 +152,13 @@ def test_a_group_is_predicted_by_models_that_saw_none_of_its_kin(monkeypatch: py
 
     chosen = {name: (architectures()[name], None) for name in ("resnet20", "policy_gradient", "matrix_factors")}
     fitted: list[pa.Table] = []
+    refitted_forms: list[set[str]] = []
     asked: dict[str, object] = {}
     widths: dict[str, Situation | None] = {}
 
-    def fit_kernels(rows: pa.Table, *_: object, **__: object) -> str:
+    def fit_kernels(rows: pa.Table, *_: object, forms: list[str], **__: object) -> str:
         fitted.append(rows)
+        refitted_forms.append(set(forms))
         return f"models {len(fitted)}"
 
     def answered(kin: dict[str, Any], platform: Any, *_: object, situation: Situation | None = None) -> dict[str, ZooAnswer]:
@@ -161,12 +168,14 @@ def test_a_group_is_predicted_by_models_that_saw_none_of_its_kin(monkeypatch: py
 
     monkeypatch.setattr(refit, "captured_zoo", lambda **_: (chosen, {"never": "why"}))
     monkeypatch.setattr(refit, "fit_kernels", fit_kernels)
+    monkeypatch.setattr(refit, "with_forms", lambda _, fitted: fitted)
     monkeypatch.setattr(refit, "answered", answered)
     result, together = refit.refitted(lambda _: None)
     assert (set(result.cases), dict(result.refused)) == (set(chosen), {"never": "why"})
     assert asked["resnet20"] == "models 1"
     assert asked["matrix_factors"] == "models 2"
     assert not isinstance(asked["policy_gradient"], str)  # nothing in any fit is of its kin
+    assert "convolution" in refitted_forms[0] and "attention" not in refitted_forms[0] | refitted_forms[1]
     assert len(together.sources) == 3
     refit.keep(result, together, tmp_path / "answers.json", tmp_path / "widths.toml")
     assert ZooAnswers.read(tmp_path / "answers.json") == result
@@ -198,3 +207,14 @@ def test_committed_predictions_are_of_architectures_there_are() -> None:
     assert len(answers.cases) >= 60
     assert all(case.group == architectures()[name].group for name, case in answers.cases.items())
     assert not [why for why in answers.refused.values() if "/" in why]
+
+
+def test_a_form_replaces_that_of_the_same_name_with_what_it_is_off_by() -> None:
+    quantiles = np.arange(6.0).reshape(3, 2)
+    a, b, new = (cast(KernelForm, name) for name in ("a", "b", "new"))
+    ours = KernelModels({"a": a, "b": b}, Residuals(("one", "one", "two"), (0, 1, 0), quantiles, quantiles[0]), {"seed": 0})
+    theirs = KernelModels({"b": new}, Residuals(("two",), (1,), -quantiles[:1], quantiles[1]), {})
+    both = with_forms(ours, theirs)
+    assert (both.forms, both.recipe) == ({"a": a, "b": new}, {"seed": 0})
+    assert list(zip(both.residuals.families, both.residuals.sizes, strict=True)) == [("one", 0), ("one", 1), ("two", 1)]
+    assert both.residuals.quantiles.tolist() == [[0.0, 1.0], [2.0, 3.0], [0.0, -1.0]]

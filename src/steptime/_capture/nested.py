@@ -48,14 +48,14 @@ def _flash(params: Any, debug: bool = False) -> bool:
     del debug
     query = params.query
     fits = query.dtype in _HALVES and params.attn_mask is None and query.shape[-1] <= _WIDEST
-    return fits and torch.backends.cuda.flash_sdp_enabled()
+    return fits and bool(torch.backends.cuda.flash_sdp_enabled())  # type: ignore[no-untyped-call]
 
 
 def _efficient(params: Any, debug: bool = False) -> bool:
     """The memory-efficient kernel takes single precision as well."""
     del debug
     fits = params.query.dtype in (*_HALVES, torch.float32) and params.attn_mask is None
-    return fits and torch.backends.cuda.mem_efficient_sdp_enabled()
+    return fits and bool(torch.backends.cuda.mem_efficient_sdp_enabled())  # type: ignore[no-untyped-call]
 
 
 def _cast(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:

@@ -79,6 +79,19 @@ def fit_kernels(
     return KernelModels({form: result for form, (result, _) in fitted.items()}, residuals, _recipe(table, seen, seed))
 
 
+def with_forms(models: KernelModels, fitted: KernelModels) -> KernelModels:
+    """Models with the forms of others in place of theirs, and with what those are known to be off by."""
+    ours, theirs = models.residuals, fitted.residuals
+    kept = [at for at, family in enumerate(ours.families) if family not in theirs.families]
+    groups = [*((ours.families[at], ours.sizes[at]) for at in kept), *zip(theirs.families, theirs.sizes, strict=True)]
+    quantiles = np.concatenate([ours.quantiles[kept], theirs.quantiles])
+    order = sorted(range(len(groups)), key=groups.__getitem__)
+    families, sizes = zip(*(groups[at] for at in order), strict=True)
+    return KernelModels(
+        {**models.forms, **fitted.forms}, Residuals(families, sizes, quantiles[order], ours.every), models.recipe
+    )
+
+
 # Of validation rows: the group of each, what a model that was not fitted to it predicts, what was measured.
 _Validated = tuple[list[str], list[float], list[float]]
 

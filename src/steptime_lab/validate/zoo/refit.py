@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -14,11 +14,12 @@ import pyarrow as pa
 from steptime import Workload, capture
 from steptime._files import write_output
 from steptime._measurements.store import read
+from steptime._models.kernels.family import families
 from steptime._platforms.platform import Platform, platform_parts
 from steptime._platforms.situation import ARCHITECTURES, KNOWN, Situation, written
 from steptime._sim.modelled.prediction import predict_on
 from steptime.errors import SteptimeError
-from steptime_lab.fit.kernels.fitting import fit_kernels
+from steptime_lab.fit.kernels.fitting import fit_kernels, with_forms
 from steptime_lab.measurements.sets import KERNELS
 from steptime_lab.measurements.shipped import FOLDER
 from steptime_lab.validate.zoo.answers import LEFT_OUT, PLATFORM, ZooAnswer, ZooAnswers
@@ -97,6 +98,11 @@ def keep(answers: ZooAnswers, widths: Situation, left_out: Path = LEFT_OUT, arch
     write_output(architectures_file, written([widths], _HEADER))
 
 
+def _rows_of_forms(table: pa.Table) -> Counter[str]:
+    """How many rows each form is fitted to."""
+    return Counter(families()[name].form for name in table["family"].to_pylist() if name in families())
+
+
 def _machines(
     table: pa.Table, groups: Sequence[str], platform: Platform, seed: int, report: Callable[[str], None]
 ) -> dict[str, Platform]:
@@ -108,8 +114,10 @@ def _machines(
         if sources not in known:
             rows = without(table, group)
             report(f"{group}: fitting without {len(table) - len(rows):,} rows of its kin")
+            forms = [form for form, lost in (_rows_of_forms(table) - _rows_of_forms(rows)).items() if lost]
             with ProcessPoolExecutor() as executor:
-                models = fit_kernels(rows, platform.device.limits, seed, report=report, executor=executor)
+                fitted = fit_kernels(rows, platform.device.limits, seed, forms=forms, report=report, executor=executor)
+            models = with_forms(platform.device.models, fitted)
             known[sources] = replace(platform, device=replace(platform.device, models=models))
         result[group] = known[sources]
     return result
