@@ -172,6 +172,21 @@ def test_gradients_that_cuda_has_one_kernel_for_are_made_of_no_others() -> None:
     assert not {"aten::sigmoid", "aten::mul", "aten::tanh"} & set(found)
 
 
+def test_numbers_are_put_in_place_without_a_copy_and_where_a_mask_is_true_without_a_look_at_it() -> None:
+    def make() -> Step:
+        x = torch.zeros(4, 8, device="cuda")
+
+        def step() -> None:
+            x[1:, 2:4] = 3
+            x[x > 1] = 0.5
+            torch.relu(x[x > 2])
+
+        return step
+
+    found = names(capture(make))
+    assert (found["aten::fill_"], found["aten::copy_"], found["aten::index_put_"], found["aten::nonzero"]) == (1, 0, 1, 1)
+
+
 def test_attention_takes_the_kernel_that_cuda_takes() -> None:
     def chosen(dtype: Any, width: int = 64, mask: Any = None, causal: bool = False) -> str:
         query = torch.empty(2, 4, 16, width, dtype=dtype, device="meta")

@@ -102,6 +102,14 @@ def test_the_copy_that_autograd_keeps_of_what_is_overwritten_is_launched_too() -
     assert names(trace.works()) == [("compute", "aten::silu_.default"), ("compute", "aten::clone.default")]
 
 
+def test_how_a_mask_becomes_indices_is_no_part_of_what_is_indexed() -> None:
+    trace = Trace()
+    mask = gpu([4], 4, "bool")
+    index = trace.op("aten::index", gpu([4, 8], 3), [mask], outputs=(gpu([2, 8], 5),))
+    trace.op("aten::nonzero", mask, outputs=(gpu([2, 1], 6, "long int"),), inside=index)
+    assert names(trace.works()) == [("compute", "aten::index.Tensor"), ("compute", "aten::nonzero.default")]
+
+
 def test_attention_by_plain_products_launches_these_and_dropout_in_place_only_what_is_inside() -> None:
     trace = Trace()
     query = gpu([2, 4, 8, 16], 3)

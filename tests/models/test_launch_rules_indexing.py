@@ -105,3 +105,16 @@ def test_threads_that_add_walk_on_once_every_sm_has_its_blocks(asked: int, colum
 def test_indexing_without_an_index_is_one_clear_line(places: object) -> None:
     with pytest.raises(InputError, match=r"aten::index\.Tensor"):
         launches(Call("aten::index.Tensor", (TensorArg((8, 8)), places)))  # type: ignore[arg-type]
+
+
+def test_a_mask_meets_every_place_once_and_a_number_is_filled_in() -> None:
+    x, mask, values = TensorArg((2, 9000, 4)), TensorArg((2, 9000), "bool", values="mask"), TensorArg((18_000, 4))
+    added = launches(Call("aten::_index_put_impl_.default", (x, (mask,), values, True)))[-1]
+    places = launches(Call("aten::_index_put_impl_.default", (x, (indices(18_000, 2), indices(18_000, 9000)), values, True)))[
+        -1
+    ]
+    assert added.facts["reuse"] == places.facts["reuse"] == 1.0
+    (filled,) = launches(Call("aten::index_put_.default", (x, (mask,), 0.0)))
+    assert filled.elements == x.numel
+    with pytest.raises(InputError, match="expected one mask"):
+        launches(Call("aten::index_put_.default", (x, (indices(4, 2),), 0.0)))

@@ -212,3 +212,12 @@ def test_a_scan_along_an_outer_axis_has_a_kernel_of_its_own() -> None:
     launches, x = rules_of("reduction"), TensorArg((8, 512, 64))
     kernels = [launches(Call("aten::cumsum.default", (x, axis)))[0].kernel for axis in (1, -2, -1, 2)]
     assert kernels == ["tensor_kernel_scan_outer_dim"] * 2 + ["tensor_kernel_scan_innermost_dim"] * 2
+
+
+def test_a_softmax_of_long_rows_over_few_neighbours_is_walked_by_many_threads() -> None:
+    def walked(columns: int, inner: int) -> float:
+        (launch,) = rules_of("softmax")(Call("aten::_softmax.default", (TensorArg((8, columns, inner)), 1, False)))
+        return launch.grids[0][1]
+
+    assert walked(16, 8) == 16 and walked(4096, 512) == 4096
+    assert walked(4096, 16) == 64

@@ -210,6 +210,13 @@ def _to_cuda(_: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     return args[0].to(META, non_blocking=kwargs.get("non_blocking", False))
 
 
+def _put(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """On CUDA a number that is put in place lies on the CPU (torch/csrc/autograd/python_variable_indexing.cpp)."""
+    if isinstance(args[2], int | float) and is_pretended(args[0]):
+        args = (args[0], args[1], torch.tensor(args[2], dtype=args[0].dtype, device="cpu"))
+    return func(*args, **kwargs)
+
+
 def _device(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Which accelerator there is C++ does not know."""
     return func("cuda", *args) if args and type(args[0]) is int else _called(func, args, kwargs)
@@ -269,6 +276,7 @@ ANSWERS: dict[Any, Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]
     torch.Tensor.cuda: _to_cuda,
     torch.Tensor.to: _to,
     torch.device: _device,
+    torch.Tensor.__setitem__: _put,
     **dict.fromkeys((torch.tensor, torch.as_tensor, torch.asarray), _from_data),
 }
 """By function of PyTorch, what is done in its place; others are called as they are."""

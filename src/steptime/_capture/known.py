@@ -41,6 +41,15 @@ INDEXED = frozenset((_aten.index.Tensor, _aten.index_put.default, _aten.index_pu
 """Ops that take indices, among them masks."""
 
 
+def fills(args: tuple[Any, ...]) -> bool:
+    """Whether a number of the host is put where a mask is true: filled in, without a look at where that is.
+
+    (native/TensorAdvancedIndexing.cpp, canDispatchToMaskedFill.)
+    """
+    number = len(args) > 2 and not is_pretended(args[2]) and args[2].numel() == 1
+    return number and not (len(args) > 3 and args[3]) and sum(each is not None for each in args[1]) == 1
+
+
 def where_true(indices: Any) -> list[torch.Tensor | None]:
     """Indices with whole numbers in place of masks (native/IndexingUtils.h, expandTensors)."""
     result: list[torch.Tensor | None] = []

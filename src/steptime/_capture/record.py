@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from steptime._capture import answers, refusals, sparse
 from steptime._capture.assemble import HOST, LEAF, Note
 from steptime._capture.contents import contents_of
-from steptime._capture.known import TRUTHS, Known, where_true
+from steptime._capture.known import TRUTHS, Known, fills, where_true
 from steptime._capture.log import TraceRange
 from steptime._capture.pinned import waits_for_pageable
 from steptime._capture.reads import Reads
@@ -167,7 +167,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         of_sparse = sparse.concerns(func, tensors)
         if op.composite is not None and not (of_sparse and sparse.has_kernel(func)):
             return self._called(func._op_dk, op.composite, *args, **kwargs)
-        if op.indexed and any(each.dtype in TRUTHS for each in tensors_in(args[1])):
+        if op.indexed and any(each.dtype in TRUTHS for each in tensors_in(args[1])) and not fills(args):
             # As PyTorch does it: where a mask is true, in whole numbers.
             args = (args[0], self._called(where_true, args[1]), *args[2:])
             tensors = tensors_of(args, kwargs)

@@ -20,8 +20,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 from torch.distributed.tensor import DTensor, _dispatch, _random, _redistribute, _sharding_prop
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from steptime._capture.device import ANSWERS
-from steptime._capture.tensors import META, is_pretended
+from steptime._capture.tensors import META
 from steptime._hardware.device import reference_device
 
 _BLOCK_BYTES = 2048
@@ -46,7 +45,6 @@ def captured_sharding() -> Iterator[None]:
         flagged = getattr(_sharding_prop, _FLAG, None)
         if flagged is not None:
             stack.enter_context(patch.object(_sharding_prop, _FLAG, _looked_up_once(flagged)))
-        stack.enter_context(patch.dict(ANSWERS, {torch.Tensor.__setitem__: _put}))
         yield
 
 
@@ -96,13 +94,6 @@ def _new_result(kind: type[AsyncCollectiveTensor], inner: torch.Tensor) -> Async
     with torch._C.DisableTorchFunction():
         result: AsyncCollectiveTensor = _plain_new(kind, inner)
     return result
-
-
-def _put(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """On CUDA a number that is put in place lies on the CPU (torch/csrc/autograd/python_variable_indexing.cpp)."""
-    if isinstance(args[2], int | float) and is_pretended(args[0]):
-        args = (args[0], args[1], torch.tensor(args[2], dtype=args[0].dtype, device="cpu"))
-    return func(*args, **kwargs)
 
 
 def _blocks(sizes: Sequence[int]) -> int:

@@ -2,7 +2,8 @@
 
 An op launches by itself, launches nothing, is made of others that launch, is a collective or a lookup, or is not known. What
 launches is found from the outermost op inwards: the first op with known overloads stands for all that is in it, as it does in
-the measured calls, but for the copy that autograd keeps of what an op in place overwrites (`silu_`): it is autograd's own.
+the measured calls, but for the copy that autograd keeps of what an op in place overwrites (`silu_`), which is autograd's own,
+and for how masks become indices.
 Autocast shows an op twice, around the casts of its arguments and as it runs: then the inner one stands.
 Where a source does not say in which memory tensors lie (Kineto's traces do not), all lie on the device, and nothing is warm.
 """
@@ -28,6 +29,7 @@ COMPUTE, LOOKUP, COLLECTIVE, RECURRENT, UNKNOWN = "compute", "lookup", "collecti
 _WRITTEN_WITHIN_BYTES = 32 * MIB
 _REMEMBERED = 64
 _COPY, _KEPT_COPY = "copy_", "aten::clone"
+_MASK_READ = "aten::nonzero"  # by ops that index by masks
 # Whether what is inside an op is the op's own.
 _CLOSED, _IN_PLACE = 1, 2
 # Ops that are one kernel in this dtype, and made of others in any other (native/cuda/GroupedBlas.cpp).
@@ -186,7 +188,7 @@ class _Walk:
         open_ops = []
         for row, (kind, parent, arguments) in enumerate(zip(table.kinds, table.parents, table.arguments, strict=True)):
             role = kind.role
-            if parent >= 0 and closed[parent] and not (closed[parent] == _IN_PLACE and kind.name == _KEPT_COPY):
+            if parent >= 0 and closed[parent] and not self._apart(kind, closed[parent]):
                 closed[row] = _CLOSED
             elif arguments.sparse and role in (Role.OPEN, Role.LAUNCHES) and not self._updates(row):
                 # What a sparse tensor is made of is worked on by ops inside this one.
@@ -204,6 +206,11 @@ class _Walk:
                 if row in self._collectives or role in (Role.LOOKUP, Role.LAUNCHES, Role.OPEN):
                     self._issue(_Issue(row, COLLECTIVE if role is Role.COLLECTIVE else LOOKUP))
         return open_ops
+
+    @staticmethod
+    def _apart(kind: OpKind, around: int) -> bool:
+        """Whether an op is no part of the measured call that it is inside of."""
+        return kind.name == _MASK_READ or (around == _IN_PLACE and kind.name == _KEPT_COPY)
 
     def _updates(self, row: int) -> bool:
         """Whether an op on a sparse gradient is one that models of lookups answer: its rows summed, or added as they are."""

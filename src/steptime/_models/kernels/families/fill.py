@@ -64,5 +64,5 @@ FAMILY = Family(
         "arange": _arange,
         **dict.fromkeys(("uniform_", "normal_", *_DRAWN.split()), random_numbers),
     },
-    kin=_DRAWN,
+    kin=f"{_DRAWN} fill_.Tensor",
 )

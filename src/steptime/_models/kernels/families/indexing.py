@@ -117,11 +117,23 @@ def _index_select(call: GpuCall) -> list[Launch]:
 
 
 def _index_tensors(call: GpuCall) -> list[Operand | None]:
-    """The index tensors of advanced indexing; None leaves a dimension whole."""
+    """The index tensors of advanced indexing; None leaves a dimension whole.
+
+    A mask becomes one for each of its dimensions, by an op of its own (`nonzero`): as long as what is put there, or as all that
+    it could pick.
+    """
     tensors = call.value(1)
     if not isinstance(tensors, tuple) or not any(isinstance(item, TensorArg) for item in tensors):
         raise InputError(f"{call.op}: argument 1 is {tensors!r}, expected a list of index tensors")
-    return [operand(item, 1) if isinstance(item, TensorArg) else None for item in tensors]
+    results: list[Operand | None] = []
+    for item in tensors:
+        if isinstance(item, TensorArg) and item.dtype in _MASKS:
+            put = call.optional_tensor(2)
+            count = put.shape[0] if put is not None and put.shape else item.numel
+            results += [hot((count,), "int64", 8 * count)] * len(item.shape)
+        else:
+            results.append(operand(item, 1) if isinstance(item, TensorArg) else None)
+    return results
 
 
 def _index(call: GpuCall) -> list[Launch]:
@@ -149,7 +161,20 @@ def _copied(call: GpuCall, x: Operand) -> list[Launch]:
     return [] if call.name.endswith("_") else [memcpy(x, fresh(x.shape, x.dtype))]
 
 
+def _filled(call: GpuCall) -> list[Launch]:
+    """A number of the host: filled in where a mask is true (native/TensorAdvancedIndexing.cpp)."""
+    x, indices = call.tensor(0), call.value(1)
+    masks = [each for each in indices if isinstance(each, TensorArg)] if isinstance(indices, tuple) else []
+    if len(masks) != 1 or masks[0].dtype not in _MASKS:
+        raise InputError(f"{call.op}: a number is put by {indices!r}, expected one mask")
+    mask = operand(masks[0], 1)
+    spread = replace(mask, shape=x.shape, strides=(*mask.strides, *(0,) * len(x.shape))[: len(x.shape)])
+    return [*_copied(call, x), pointwise((x, spread), x, tag=f"{x.dtype},{mask.dtype}", existing=True)]
+
+
 def _index_put(call: GpuCall) -> list[Launch]:
+    if isinstance(call.value(2), int | float):
+        return _filled(call)
     x, tensors, values = _matrix(call), _index_tensors(call), call.tensor(2)
     if call.flag(3):
         # Autograd's op has bounds checked before; the others assert them first.
@@ -242,6 +267,8 @@ def _nonzero(call: GpuCall) -> list[Launch]:
 
 _PICKED = ("DeviceCompactInitKernel", "DeviceUniqueByKeySweepKernel")
 
+# Of their elements, what is true picks.
+_MASKS = ("bool", "uint8")
 
 # `index_put` that adds: indices as one number each, sorted, and then one sum for each of them.
 
@@ -267,7 +294,9 @@ def _accumulated(x: Operand, tensors: Sequence[Operand | None], values: Operand,
     high = math.prod(x.shape[: len(tensors)])
     results.append(over_indices(WITH_INDEX, indices, path="indices"))
     results += radix_sort(indices, bits_of(high), high)
-    return [*results, _summed(x, tensors, values, indices, indexed[0])]
+    # Indices of leading dimensions name a place together.
+    places = math.prod(indexed) if tensors[0] is not None else indexed[0]
+    return [*results, _summed(x, tensors, values, indices, places)]
 
 
 def _over(indices: int, tag: str, *, first: Operand | None = None) -> Launch:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from steptime._models.kernels.call import DtypeArg, TensorArg
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import Gpu, GpuCall, Grids, Launch, Operand, fresh, hot
+from steptime._models.kernels.launches import Gpu, GpuCall, Grids, Launch, Operand, floor_power, fresh, hot
 from steptime._models.kernels.launches.iterator import fill, of_contiguous, pointwise, reduction
 from steptime._models.kernels.sweep import SEQUENCES, USUAL_ELEMENTS, VOCABULARIES, Draw, Drawn, KernelSweep, Shape
 from steptime._units import dtype_bytes
@@ -50,6 +50,9 @@ def _draw_input(draw: Draw) -> Drawn:
 _WARP_FORWARD, _WARP_WIDENING, _WARP_BACKWARD, _WARP_BYTES = 2048, 1024, 1024, 8192
 # Rows that fit into a block's registers: between 5,248 and 11,200 elements in the measured rows.
 _REGISTERS = 9216
+# Elements side by side up to which, and rows from which, several threads share a row along another axis than the last.
+_FEW_BESIDE = _LONG_ROW = 64
+_THREADS = 1024
 # Shared memory of a block less what the block reduces in, and the bytes of a vector.
 _SHARED_BYTES, _VECTOR_BYTES = 48 * 1024 - 128, 16
 
@@ -110,8 +113,16 @@ def _grids(kernel: str, rows: int, columns: int, inner: int, power: int) -> Grid
         # Four warps of a block take a row each, a lane every 32nd element.
         return (rows / 4, power / 32), (rows / 4, 1.0)
     if inner > 1:
-        return (rows / 128, columns), (rows / inner, columns)
+        walked = math.ceil(columns / _threads_along(columns, inner))
+        return (rows / 128, walked), (rows / inner, walked)
     return (rows, columns), (rows, 1.0)
+
+
+def _threads_along(columns: int, inner: int) -> int:
+    """Threads that share an element's row where few elements lie side by side and rows are long, else one (ATen)."""
+    if inner > _FEW_BESIDE or columns < _LONG_ROW:
+        return 1
+    return min(floor_power(_THREADS // inner), floor_power(columns))
 
 
 def _backward(call: GpuCall) -> list[Launch]:
