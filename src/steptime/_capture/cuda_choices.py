@@ -75,10 +75,12 @@ def _fusable(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: 
 
 def _takes_cudnn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, causal: bool) -> bool:
     dims = (query.shape[-1], value.shape[-1])
-    sized = not any(dim % 8 for dim in dims) and max(dims) <= 128 and not (causal and query.shape[-2] > key.shape[-2])
+    # On Hopper from cuDNN 9.10 on; elsewhere 128.
+    sized = not any(dim % 8 for dim in dims) and max(dims) <= 256 and not (causal and query.shape[-2] > key.shape[-2])
+    masked = mask is None or mask.dim() in (2, 4)  # check_attn_mask_shape
     repeatable = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
     fusable = _fusable(query, key, value, mask, causal) and query.dtype in _HALVES
-    return fusable and sized and not repeatable and not _trained(mask)
+    return fusable and sized and masked and not repeatable and not _trained(mask)
 
 
 def _takes_flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, causal: bool) -> bool:

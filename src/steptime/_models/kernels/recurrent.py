@@ -1,9 +1,10 @@
-"""Recurrent layers, of which no kernel was measured: what cuDNN computes one after the other, in calls that were.
+"""Recurrent layers: what cuDNN computes one after the other, by the models of products and by measured kernels of gates.
 
-A layer is one product of all inputs, and for every time step a product of the hidden state and the kernel of the gates; both
-directions run beside each other, and a layer as soon as the one before has given its first step (Appleyard, Kocisky and
-Blunsom, "Optimizing Performance of Recurrent Neural Networks on GPUs", 2016, which is how cuDNN does it). Small layers keep
-their weights on the chip in one kernel; which do is PyTorch's choice (native/cudnn/RNN.cpp, get_algo).
+A layer is one product of all inputs, and for every time step a product of the hidden state and the kernel of the gates
+(Appleyard, Kocisky and Blunsom, "Optimizing Performance of Recurrent Neural Networks on GPUs", 2016). Directions and layers run
+beside each other, each kernel the longer for it: the sum of all kernels is as without that in the measured rows, and is what is
+given here. Small layers keep their weights on the chip in one kernel; which do is PyTorch's choice (native/cudnn/RNN.cpp,
+get_algo).
 """
 
 from __future__ import annotations
@@ -12,27 +13,39 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from steptime._hardware.device import DeviceLimits
+from steptime._models.engine.constants import constants_of
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.question import Question
 from steptime._program.program import Tensor, Value
+from steptime._units import dtype_bytes
 
-WITHIN = 2.5
-"""Nobody measured any: an estimate may be off by so much to either side."""
+WITHIN = {False: 1.5, True: 2.5}
+"""What an estimate may be off by to either side: nine of ten measured forward passes are; no backward pass was measured."""
 
 _LSTM, _GRU = 2, 3  # of cuDNN's modes; 0 and 1 are plain ones
 _GATES = {_LSTM: 4, _GRU: 3}
-_TILE = 64  # rows and columns of a small product that one block computes
-_HALVES = ("float16", "bfloat16")
+_SMALL = 64  # hidden features below which nothing was measured
+
+
+@dataclass(frozen=True)
+class RecurrentConstants:
+    """Of cuDNN's kernels that are no products, from measured forward passes."""
+
+    gates_ns: float  # of the kernel of the gates of one time step, and how much more by the bytes of all gates
+    gates_bytes_per_ns: float
+    product: float  # how long a product of one time step takes, of what the models say of it in a step
+    chip_weights_per_ns: float  # of a layer that stays on the chip, for every time step
+    chip_weights_per_ns_gru: float
 
 
 @dataclass(frozen=True, slots=True)
 class StepPart:
-    """Calls of one kind, `chains` of them at a time; without a question a kernel that goes through all time steps itself."""
+    """Kernels of one kind: calls that models answer, times a factor, or kernels of a known time."""
 
-    question: Question
     calls: int
-    chains: float = 1.0
-    one_kernel: bool = False
+    question: Question | None = None
+    factor: float = 1.0
+    time_ns: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,37 +101,37 @@ class Recurrent:
         small = (128 if self.backward else 192) if self.mode in _GATES else (256 if self.backward else 384)
         even = not self.hidden % 128 and not self.features % 128 and not self.batch % 8
         one = self.layers == self.directions == 1 and self.hidden <= 1024 and self.batch <= 128 and self.mode != _GRU
-        return self.hidden <= small or (self.dtype == "float16" and even and one)
+        return self.dtype != "bfloat16" and (self.hidden <= small or (self.dtype == "float16" and even and one))
 
     def parts(self, limits: DeviceLimits) -> list[StepPart]:
         """What it computes, in the order of what is waited for."""
-        return [*self._inputs(), *self._steps(limits)] if not self.backward else [*self._steps(limits), *self._inputs()]
+        constants = constants_of(limits, "recurrent", RecurrentConstants)
+        inputs, steps = list(self._inputs()), list(self._steps(constants))
+        return [*inputs, *steps] if not self.backward else [*steps, *inputs]
 
     def _inputs(self) -> Iterator[StepPart]:
         """Products over all time steps at once: of the inputs; backward, gradients of inputs and of both weights."""
         for layer in range(self.layers):
             features = self.given * self.directions if layer else self.features
             if not self.backward:
-                yield StepPart(self._product(self.rows, features, self.width), self.directions)
+                yield StepPart(self.directions, self._product(self.rows, features, self.width))
                 continue
-            yield StepPart(self._product(self.rows, self.width, features), self.directions)
+            yield StepPart(self.directions, self._product(self.rows, self.width, features))
             for columns in (features, self.given):
-                yield StepPart(self._product(self.width, self.rows, columns), self.directions)
+                yield StepPart(self.directions, self._product(self.width, self.rows, columns))
 
-    def _steps(self, limits: DeviceLimits) -> Iterator[StepPart]:
-        sizes = [(self.given, self.width), *([(self.hidden, self.given)] if self.given != self.hidden else [])]
-        calls = self.steps * self.layers * self.directions
-        gates = Question(Call("aten::tanh.default", (TensorArg((self.batch, self.width), self.dtype),)), warm=True)
+    def _steps(self, constants: RecurrentConstants) -> Iterator[StepPart]:
+        chains = self.layers * self.directions
         if self.stays_on_chip:
-            yield StepPart(gates, self.steps * self.layers, one_kernel=True)
+            rate = constants.chip_weights_per_ns_gru if self.mode == _GRU else constants.chip_weights_per_ns
+            yield StepPart(chains, time_ns=self.steps * self.width * max(self.hidden, _SMALL) / rate)
             return
-        blocks = -(self.batch // -_TILE) * -(self.width // -_TILE)
-        apart = self.layers * self.directions * self.steps / (self.steps + self.layers - 1)
-        chains = max(1.0, min(apart, limits.sms.value / limits.share / blocks))
+        sizes = [(self.given, self.width), *([(self.hidden, self.given)] if self.given != self.hidden else [])]
         for features, width in sizes:
             pair = (width, features) if self.backward else (features, width)
-            yield StepPart(self._product(self.batch, *pair), calls, chains)
-        yield StepPart(gates, calls, chains)
+            yield StepPart(self.steps * chains, self._product(self.batch, *pair), constants.product)
+        nbytes = self.batch * self.width * dtype_bytes(self.dtype)
+        yield StepPart(self.steps * chains, time_ns=constants.gates_ns + nbytes / constants.gates_bytes_per_ns)
 
     def _product(self, rows: int, inner: int, columns: int) -> Question:
         left, right = TensorArg((rows, inner), self.dtype), TensorArg((columns, inner), self.dtype).transposed()
@@ -132,4 +145,4 @@ def cell_parts(values: Sequence[Value]) -> list[StepPart]:
         return []
     largest = max(matrices, key=lambda tensor: tensor.numel)
     argument = TensorArg(tuple(largest.shape), largest.dtype)
-    return [StepPart(Question(Call("aten::add.Tensor", (argument, argument)), warm=True), 1)]
+    return [StepPart(1, Question(Call("aten::add.Tensor", (argument, argument)), warm=True))]

@@ -217,22 +217,21 @@ def _recurrent(program: Program, works: Sequence[IssuedWork], device: Device) ->
     """Recurrent layers, added up of products and gates as they follow each other."""
     table = op_table(program)
     parts = [_recurrent_parts(work, table.signatures[work.op].inputs, device) for work in works]
-    answers = iter(device.estimates([part.question for each in parts for part in each]))
+    asked = [part.question for each in parts for part in each if part.question is not None]
+    answers = iter(device.estimates(asked))
     results = []
     for work, each in zip(works, parts, strict=True):
         launches: list[LaunchTime] = []
         for part in each:
-            time_ns = next(answers).estimate.time_ns
-            kernel = _MATRIX_PRODUCT if part.question.call.op.startswith("aten::mm") else "recurrent gates"
-            if part.one_kernel:
-                launches.append(LaunchTime(kernel, part.calls * time_ns))
-            else:
-                launches += [LaunchTime(kernel, time_ns / part.chains)] * part.calls
+            product = part.question is not None and part.question.call.op.startswith("aten::mm")
+            time_ns = part.time_ns if part.question is None else part.factor * next(answers).estimate.time_ns
+            launches += [LaunchTime(_MATRIX_PRODUCT if product else "recurrent gates", time_ns)] * part.calls
         if not launches:
             results.append(_unknown(program, work, device))
             continue
         total_ns = sum(launch.time_ns for launch in launches)
-        estimate = Estimate(total_ns, total_ns / WITHIN, total_ns * WITHIN, Source.ANALYTIC, inside=False)
+        within = WITHIN["backward" in work.name]
+        estimate = Estimate(total_ns, total_ns / within, total_ns * within, Source.ANALYTIC, inside=False)
         results.append(OpWork(work.op, tuple(launches), estimate, "recurrent"))
     return results
 
@@ -250,8 +249,8 @@ def _added_up(program: Program, works: Sequence[IssuedWork]) -> list[str]:
     if not count:
         return []
     return [
-        f"rank {program.rank}: {count} calls of recurrent layers or cells were never measured; their products and gates are "
-        f"added up as they follow each other, within a factor of {WITHIN:g}"
+        f"rank {program.rank}: {count} calls of recurrent layers or cells are added up of products and gates: forward within a "
+        f"factor of {WITHIN[False]:g}, backward, which was never measured, of {WITHIN[True]:g}"
     ]
 
 

@@ -94,7 +94,7 @@ def _draw_scattered(draw: Draw) -> Drawn:
 _FEW = 16  # indices up to which ATen's index_add has a kernel of its own
 # Of ATen's index_add: threads of a block, and blocks at most for each SM, which then walk on.
 _THREADS, _BLOCKS_OF_SM = 128, 8
-_SECTOR_BYTES, _WARP = 32, 32
+_SECTOR_BYTES, _WARP, _VECTOR_BYTES = 32, 32, 16
 
 
 def _matrix(call: GpuCall) -> Operand:
@@ -237,8 +237,21 @@ def _label_facts(x: Operand, index: Operand) -> dict[str, float]:
     }
 
 
+def _whole_rows(x: Operand, index: Operand, axis: int) -> bool:
+    """Whether one index stands for a whole row that 16 bytes divide: those ATen gathers as it looks up rows of a table."""
+    inner = index.shape[axis + 1 :]
+    expanded = all(stride == 0 for size, stride in zip(inner, index.strides[axis + 1 :], strict=True) if size != 1)
+    columns = math.prod(inner)
+    row = columns > 1 and inner == x.shape[axis + 1 :] and columns * x.item_bytes % _VECTOR_BYTES == 0
+    return expanded and row and math.prod(index.shape[:axis]) == 1
+
+
 def _gather(call: GpuCall) -> list[Launch]:
     x, index = _matrix(call), call.tensor(2)
+    axis = call.integer(1) % len(x.shape)
+    if _whole_rows(x, index, axis):
+        table = replace(x, shape=x.shape[axis:], strides=x.strides[axis:])
+        return [rows_by_index(table, part(index, (index.shape[axis],)), few=False)]
     facts = _label_facts(x, index) | {"reuse": 0.0}
     reads, result = (index, touched(x, index.numel)), (fresh(index.shape, x.dtype),)
     return [Launch(SCATTER_GATHER, index.numel, reads, result, facts, scatter_grids(index.numel), "", x.dtype)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -57,8 +58,9 @@ def _draw_table_rows(draw: Draw) -> Drawn:
 # What reductions launch: sums, means, extremes, norms, running sums and the largest values of a row.
 
 _BLOCK = 1024  # elements
-# Rows longer than this are ranked by several blocks: between 1,000 and 30,522 in the measured rows.
-_TOPK_ONE_BLOCK = 4096
+_SCAN_THREADS = 512  # of a block
+# Values up to which ATen sorts what it ranked by comparisons.
+_BITONIC = 32
 
 
 def _axes(x: Operand, axes: tuple[int, ...]) -> Iterable[int]:
@@ -117,22 +119,43 @@ def _running(call: GpuCall) -> list[Launch]:
         # A thread for every sum, side by side, that walks along it (ATen's scan of an outer dimension).
         grids = ((rows / _BLOCK, each), (rows / _BLOCK, 1.0))
         return [Launch("tensor_kernel_scan_outer_dim", x.numel, (x,), (result,), facts, grids, "", x.dtype)]
-    # A block of 16 rows of threads walks each row, two elements a thread (ATen's scan).
-    grids = ((rows / 16, each), (rows, each))
+    along = _scanning_threads(rows, each)
+    blocks = rows * along / _SCAN_THREADS
+    facts = {**facts, "block_height": _SCAN_THREADS // along}
+    grids = ((blocks, math.ceil(each / (2 * along))), (blocks, 1.0), (rows / 16, each))
     return [Launch("tensor_kernel_scan_innermost_dim", x.numel, (x,), (result,), facts, grids, "", x.dtype)]
 
 
+def _scanning_threads(rows: int, each: int) -> int:
+    """Threads of a block along a row, two elements each; the others take rows beside it (ATen's scan of an inner dimension).
+
+    As the ratio of both lengths says, but where that goes below zero in whole numbers without a sign, which gives the most.
+    """
+    excess = _SCAN_THREADS.bit_length() - 1 + max(0, each - 1).bit_length() - max(0, rows - 1).bit_length()
+    return _SCAN_THREADS if excess < 0 else min(_SCAN_THREADS, max(16, 1 << excess // 2))
+
+
+# Rows and their length from which ATen ranks a row by several blocks (its should_use_multiblock).
+_SHARED_RANKING = ((20, 20_000), (40, 10_000), (80, 8000), (199, 5000), (799, 3000), (4000, 800), (math.inf, 400))
+
+
+def _several_blocks(rows: int, each: int) -> bool:
+    return each >= next(least for most, least in _SHARED_RANKING if rows <= most)
+
+
 def _largest(call: GpuCall) -> list[Launch]:
-    x = call.tensor(0)
-    each = x.shape[-1]
-    facts = {"outputs": x.numel // max(1, each), "reduced": each}
-    names = ["gatherTopK", "bitonicSortKVInPlace"]
-    if each > _TOPK_ONE_BLOCK:
+    x, kept = call.tensor(0), call.integer(1)
+    each = x.shape[call.integer(2, -1)] if x.shape else 1
+    rows = x.numel // max(1, each)
+    facts = {"outputs": rows, "reduced": each, "kept": kept}
+    names = ["gatherTopK"] + ["bitonicSortKVInPlace" if kept <= _BITONIC else "radixSortKVInPlace"] * (kept > 1)
+    if _several_blocks(rows, each):
         # One pass for every 8 bits of an element.
         passes = ["computeBlockDigitCounts", "computeDigitCumSum", "computeBlockwiseWithinKCounts"] * x.item_bytes
         scans = ["DeviceScanByKeyInitKernel", "DeviceScanByKeyKernel"] * 2
         names = ["fill", MEMSET, MEMSET, *passes, "computeBlockwiseKthCounts", *scans, *names]
-    return [Launch(name, x.numel, (x,), (), facts, ((x.numel / _BLOCK, 1.0),), "ranked", x.dtype) for name in names]
+    grids = ((x.numel / _BLOCK, 1.0), (rows, each / _BLOCK), (rows, 1.0), (rows, kept))
+    return [Launch(name, x.numel, (x,), (), facts, grids, "ranked", x.dtype) for name in names]
 
 
 FAMILY = Family(
@@ -147,6 +170,7 @@ FAMILY = Family(
         ),
         (0.4, lambda draw: {"x": draw.activation(), "keepdim": draw.chance(0.5)}, "linalg_vector_norm(*x, 2, [-1], keepdim)"),
         (0.3, _draw_running, "cumsum(*x, -1)"),
+        (0.1, lambda draw: {"x": draw.activation(), "axis": draw.pick((-1, 0))}, "cumprod(*x, axis)", "logcumsumexp(*x, axis)"),
         (0.3, _draw_predicted, (0.5, "argmax(*x, -1)"), (0.5, "topk(*x, 5, -1)")),
         (0.4, _draw_table_rows, "mean.dim(*x, [1], False)"),
     ),
@@ -158,7 +182,7 @@ FAMILY = Family(
         **dict.fromkeys(("max", "min"), _extreme),
         **dict.fromkeys(("argmax", "argmin"), _place),
         "aminmax": _extremes,
-        "cumsum": of_contiguous(_running, 0),
+        **dict.fromkeys(("cumsum", "cumprod", "logcumsumexp"), of_contiguous(_running, 0)),
         "topk": _largest,
     },
     kin="all amin aminmax any argmin dot min norm prod std var",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from steptime._models.kernels.call import Argument, TensorArg, contiguous
 from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches import INDEXED, GpuCall, Launch, Operand, fresh, hot
-from steptime._models.kernels.launches.iterator import copies, fill
+from steptime._models.kernels.launches.iterator import asked_bytes, copies, fill
 from steptime._models.kernels.sweep import SEQUENCES, USUAL_BYTES, Draw, Drawn, KernelSweep, Shape
 from steptime.errors import InputError
 
@@ -119,6 +120,8 @@ def _joined(call: GpuCall) -> list[Launch]:
     total, largest = sum(part.numel for part in parts), max(part.numel for part in parts)
     vectors = all(run % (_VECTOR_BYTES // item) == 0 for run in runs)
     kernel = "CatArrayBatchedCopy_vectorized" if vectors else "CatArrayBatchedCopy_alignedK_contig"
+    if call.name == "cat" and not _laid_alike(parts):
+        kernel = "CatArrayBatchedCopy"
     facts: dict[str, float] = {
         "items": len(parts),
         "run_bytes": max(runs) * item,
@@ -129,6 +132,7 @@ def _joined(call: GpuCall) -> list[Launch]:
         "aligned_4": all(run * item % 4 == 0 for run in runs),
         "aligned_8": all(run * item % 8 == 0 for run in runs),
         "first_axis": axis == 0,
+        "sector_bytes": sum(map(asked_bytes, parts)) if kernel == "CatArrayBatchedCopy" else 0.0,
     }
     grids = ((len(parts), largest), (len(parts), 1.0), (largest / _JOINED_BLOCK, len(parts)))
     results = []
@@ -138,6 +142,18 @@ def _joined(call: GpuCall) -> list[Launch]:
         written = fresh((count,), parts[0].dtype)
         results.append(Launch(kernel, count, (read,), (written,), facts, grids, "", parts[0].dtype))
     return results
+
+
+def _laid_alike(parts: Sequence[Operand]) -> bool:
+    """Whether all parts are row-major, or all of them channels-last: other layouts are joined by a kernel that walks strides."""
+    channels = all(len(part.shape) == 4 and _in_order(part, (0, 2, 3, 1)) for part in parts)
+    return channels or all(_in_order(part, range(len(part.shape))) for part in parts)
+
+
+def _in_order(part: Operand, order: Iterable[int]) -> bool:
+    shape, strides = zip(*((part.shape[axis], part.strides[axis]) for axis in order), strict=True) if part.shape else ((), ())
+    alike = zip(shape, strides, contiguous(shape), strict=True)
+    return all(stride == expected for size, stride, expected in alike if size != 1)
 
 
 def _split(call: GpuCall) -> list[Launch]:
@@ -192,6 +208,16 @@ def _moved(kernel: str, x: Operand, axes: tuple[int, ...]) -> Launch:
     return Launch(kernel, x.numel, (x,), (fresh(x.shape, x.dtype),), facts, ((x.numel / _MOVED_BLOCK, 1.0),), path, x.dtype)
 
 
+def _rolled(call: GpuCall) -> list[Launch]:
+    """Axis after axis, each into a tensor of its own; without axes, as one row."""
+    x, axes = call.tensor(0), call.integers(2)
+    results = []
+    for axis in axes or (0,):
+        results.append(_moved("roll_cuda_kernel", x, (axis,)))
+        x = hot(x.shape, x.dtype, 2 * x.nbytes)
+    return results
+
+
 FAMILY = Family(
     name="shape",
     sweep=KernelSweep(
@@ -210,7 +236,7 @@ FAMILY = Family(
         **dict.fromkeys(("slice_backward", "select_backward"), _into_zeros),
         "constant_pad_nd": _padded,
         "repeat": _repeated,
-        "roll": lambda call: [_moved("roll_cuda_kernel", call.tensor(0), call.integers(2))],
+        "roll": _rolled,
         "flip": lambda call: [_moved(INDEXED, call.tensor(0), call.integers(1))],
         **dict.fromkeys(("tril", "triu"), lambda call: [_moved("triu_tril_kernel", call.tensor(0), ())]),
     },

@@ -113,8 +113,10 @@ def _grids(kernel: str, rows: int, columns: int, inner: int, power: int) -> Grid
         # Four warps of a block take a row each, a lane every 32nd element.
         return (rows / 4, power / 32), (rows / 4, 1.0)
     if inner > 1:
-        walked = math.ceil(columns / _threads_along(columns, inner))
-        return (rows / 128, walked), (rows / inner, walked)
+        # A block takes neighbours side by side, up to its threads; where they are few, several threads share a column.
+        beside, shared = min(inner, _THREADS), _threads_along(columns, inner)
+        blocks = rows / inner * math.ceil(inner / beside)
+        return (blocks, columns / shared), (blocks * beside * shared / 128, columns / shared), (rows / 128, columns)
     return (rows, columns), (rows, 1.0)
 
 

@@ -55,6 +55,7 @@ class Heads:
     queries: int
     keys: int
     dim: int
+    value_dim: int
     dtype: str
     causal: bool
     dropout: bool
@@ -100,6 +101,7 @@ def heads_of(call: Call) -> Heads:
         queries=shape[2],
         keys=key.shape[2],
         dim=shape[3],
+        value_dim=value.shape[3],
         dtype=query.dtype,
         causal=bool(causal),
         dropout=isinstance(dropout, int | float) and dropout > 0,
@@ -207,12 +209,18 @@ def _tile(heads: Heads, single: bool) -> tuple[int, int]:
     return (64, 64) if heads.backward or heads.kind == MATH else (128, 128)
 
 
+def _mean_dim(heads: Heads) -> float:
+    """Half of the products go over the queries' elements, half over the values', and so does half of what is read."""
+    return (heads.dim + heads.value_dim) / 2
+
+
 @lru_cache(maxsize=1 << 16)
 def _numbers(heads: Heads, device: AttentionConstants) -> tuple[float, ...]:
     single = dtype_bytes(heads.dtype) > 2
     tile = (*_tile(heads, single), device.rate(heads, single))
     return (
-        *(heads.batch, heads.heads, heads.queries, heads.keys, heads.dim, dtype_bytes(heads.dtype), heads.stride, heads.asked),
+        *(heads.batch, heads.heads, heads.queries, heads.keys, _mean_dim(heads), dtype_bytes(heads.dtype)),
+        *(heads.stride, heads.asked),
         *tile,
         *(heads.causal, heads.dropout, heads.bias, heads.spaced, heads.backward, heads.dtype == "bfloat16"),
         *(heads.kind == FLASH, heads.kind == CUDNN, heads.kind == EFFICIENT, heads.kind == MATH),

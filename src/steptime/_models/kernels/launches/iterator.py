@@ -211,6 +211,13 @@ def _asked_bytes(sizes: tuple[int, ...], strides: tuple[int, ...]) -> float:
     return len(touched) * _SECTOR_BYTES / count
 
 
+def asked_bytes(x: Operand) -> float:
+    """Bytes of sectors that warps ask for where they walk a tensor in row-major order of its axes, whatever its strides."""
+    sizes = tuple(reversed(x.shape)) or (1,)
+    strides = tuple(stride * x.item_bytes for stride in reversed(x.strides)) or (x.item_bytes,)
+    return x.numel * _asked_bytes(sizes, strides)
+
+
 def serial_grids(elements: int, each: int) -> Grids:
     """Blocks of 128 threads whose threads take `each` elements one after the other, fewer where there are not enough."""
     blocks = elements / (_THREADS * each)
