@@ -64,7 +64,7 @@ def _draw_bags(draw: Draw) -> Drawn:
 _UNSORTED = 3072
 # Rows of a segment above which it is summed with atomic additions: seen between 14 and 40 tokens per row of the table.
 _ATOMIC = 20
-_INDEX_BITS, _WARP = 64, 32
+_INDEX_BITS, _WARP, _MOST_THREADS = 64, 32, 1024
 # ATen's segments are cut into parts of so many rows.
 _PART_ROWS = 10
 # Warps that share the bags, each one bag and 32 columns at a time (ATen's grid of 1,024 blocks of 8).
@@ -182,8 +182,12 @@ def _segment_sums(kernel: str, gradient: Operand, tokens: int, rows: int, atomic
     """Indices sorted, equal ones as a segment, parts of segments summed, and their sums written to the rows of the table."""
     columns, dtype = gradient.shape[1], gradient.dtype
     table = (rows, columns)
+    # A thread for every column, in whole warps, of as many parts as there may be: blocks of one part where rows are short.
+    warped = -(columns // -_WARP) * _WARP
+    parts = tokens / _PART_ROWS + min(tokens, rows)
     grids = (
         (tokens * columns / 1024, 1.0),
+        (parts * warped / min(warped, _MOST_THREADS), 1.0),
         (tokens / _PART_ROWS * columns / _WARP, 1.0),
         (rows, tokens / rows),
         (columns / _WARP, tokens),

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from steptime._models.kernels.call import DtypeArg, TensorArg
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import MEMSET, GpuCall, Launch, Operand, fresh, hot
+from steptime._models.kernels.launches import DEFAULTS, MEMSET, GpuCall, Launch, Operand, fresh, hot
 from steptime._models.kernels.launches.iterator import fill, of_contiguous, reduction
 from steptime._models.kernels.sweep import USUAL_ELEMENTS, VOCABULARIES, Draw, Drawn, KernelSweep
 
@@ -114,10 +114,14 @@ def _running(call: GpuCall) -> list[Launch]:
     axis = call.integer(1) % len(x.shape)
     each = x.shape[axis]
     rows = x.numel // max(1, each)
-    facts = {"outputs": rows, "reduced": each}
+    facts: dict[str, float] = {"outputs": rows, "reduced": each}
     if axis < len(x.shape) - 1:
-        # A thread for every sum, side by side, that walks along it (ATen's scan of an outer dimension).
-        grids = ((rows / _BLOCK, each), (rows / _BLOCK, 1.0))
+        # A thread for every sum, side by side, that walks along it and waits for each element (ATen's scan of an outer
+        # dimension).
+        beside = math.prod(x.shape[axis + 1 :])
+        blocks = rows / beside * math.ceil(beside / _SCAN_THREADS)
+        facts = {**facts, "chain_ns": DEFAULTS["chain_ns"] * each}
+        grids = ((blocks, each), (blocks, 1.0), (rows / _BLOCK, each))
         return [Launch("tensor_kernel_scan_outer_dim", x.numel, (x,), (result,), facts, grids, "", x.dtype)]
     along = _scanning_threads(rows, each)
     blocks = rows * along / _SCAN_THREADS
