@@ -92,8 +92,7 @@ def run_without_memory(call: Call) -> int:
 
 
 def test_every_measured_family_is_known_and_every_family_is_measured() -> None:
-    # Those that other products' models answer for until they are.
-    assert set(shipped("kernels")["family"].unique().to_pylist()) == set(NAMES) - {"grouped_products"}
+    assert set(shipped("kernels")["family"].unique().to_pylist()) == set(NAMES)
     assert all(family.weight > 0 for family in families().values())
 
 

@@ -145,7 +145,7 @@ def _joined(call: GpuCall) -> list[Launch]:
 
 
 def _laid_alike(parts: Sequence[Operand]) -> bool:
-    """Whether all parts are row-major, or all of them channels-last: other layouts are joined by a kernel that walks strides."""
+    """Whether all parts are row-major, or all channels-last: others are joined by a kernel that walks strides."""
     channels = all(len(part.shape) == 4 and _in_order(part, (0, 2, 3, 1)) for part in parts)
     return channels or all(_in_order(part, range(len(part.shape))) for part in parts)
 

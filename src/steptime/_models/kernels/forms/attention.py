@@ -93,6 +93,10 @@ def heads_of(call: Call) -> Heads:
     names = ("gradient", "query", "key", "value") if backward else ("query", "key", "value")
     bias = _BIASES.get((kind, backward))
     truths = _plain(call, 10) if kind == EFFICIENT and backward else None  # which gradients are asked for
+    stride = query.strides[2] if query.strides is not None else shape[3]
+    if stride == shape[3]:
+        # Heads one behind the other, as after rotary embeddings: rows have them side by side, which the same kernels take.
+        stride *= shape[1]
     return Heads(
         kind=kind,
         backward=backward,
@@ -107,8 +111,8 @@ def heads_of(call: Call) -> Heads:
         dropout=isinstance(dropout, int | float) and dropout > 0,
         bias=bias is not None and isinstance(_plain(call, bias), TensorArg),
         asked=sum(map(bool, truths[:3])) if isinstance(truths, tuple) else 3,
-        stride=query.strides[2] if query.strides is not None else shape[3],
-        spaced=query.strides is not None and query.strides[2] != shape[3],
+        stride=stride,
+        spaced=stride != shape[3],
         written=tuple(names[index] for index in call.written if index < len(names)),
     )
 
@@ -142,6 +146,7 @@ def _packed(call: Call) -> Heads:
         queries=queries,
         keys=max(1, round(keys * (1.0 + min(uneven, 1.0) ** 2 / 3.0))),
         dim=query.shape[-1],
+        value_dim=query.shape[-1],
         dtype=query.dtype,
         causal=bool(_plain(call, causal)),
         dropout=isinstance(rate, int | float) and rate > 0,
