@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,3 +28,8 @@ def little_collection() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def no_last_collection() -> None:
+    """Nothing is looked for when the process ends, where Python goes through all objects once more: they are gone with it."""
+    atexit.register(gc.freeze)

@@ -24,6 +24,9 @@ LOADING = "steptime_loading"
 """The range in which a data loader makes the next batch: what it does on the host is left out."""
 
 _MODE = "PythonDispatchMode"  # PyTorch's own record of calling a dispatch mode
+BARE = (LEAF, _MODE)
+"""Begin the names of nodes of which nothing is kept, but for what is inside them."""
+
 # Gradients of index_select and gather, summed up in zeros (autograd/FunctionsManual.cpp; native/TensorAdvancedIndexing.cpp).
 _INTO_ZEROS = frozenset(("aten::index_add", "aten::scatter_add"))
 # The gradient of indexing (FunctionsManual.cpp, index_backward).
@@ -203,7 +206,7 @@ class _Values:
             storage = self._same[storage]
         # What no op below autograd takes or makes, as a sharded tensor that wraps what ops do, has no memory of its own.
         number = None if storage is None else self._number(_DEVICE, storage)
-        return replace(value, device=_DEVICE, storage=number)
+        return Tensor(value.shape, value.dtype, value.strides, value.id, number, value.offset, _DEVICE)
 
     def _number(self, where: str, storage: int) -> int:
         return self._numbers.setdefault((where, storage), len(self._numbers))
@@ -216,4 +219,6 @@ def _node(row: _Row, values: _Values) -> Node:
     outputs = inputs[:1] if row.over else tuple(map(values.of, row.node.signature.outputs))
     tid, forward = (_BACKWARD, _MAIN) if row.backward else (_MAIN, 0)
     switches = DEFAULT_SWITCHES if row.note is None else row.note.switches
-    return replace(row.node, name=row.name, signature=Signature(inputs, outputs, switches), tid=tid, fw_tid=forward)
+    node = row.node
+    signature = Signature(inputs, outputs, switches)
+    return Node(node.id, row.name, node.parent, node.rf_id, node.seq_id, tid, forward, signature, node.comm)

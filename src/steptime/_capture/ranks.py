@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from steptime._capture.answers import remembered
-from steptime._capture.assemble import assembled
+from steptime._capture.assemble import BARE, assembled
 from steptime._capture.capture import OUTSIDE, PARAMETERS, one_iteration
 from steptime._capture.collectives import with_collectives
 from steptime._capture.ddp import captured_data_parallel
@@ -26,7 +26,7 @@ from steptime._capture.refusals import in_one_line
 from steptime._capture.sharded import captured_sharding
 from steptime._capture.watch import LoopIteration
 from steptime._capture.world import Called, GroupRecorder, World, world
-from steptime._garbage import no_collection
+from steptime._garbage import little_collection, no_collection
 from steptime._program.execution import to_program
 from steptime._program.formats.execution_trace import read
 from steptime._program.program import MOST_RANKS, Program
@@ -83,7 +83,7 @@ def _captured(function: Callable[[], Any], ranks: int, alike: bool, name: str, w
 def capture_rank(function: Callable[[], Any], rank: int, ranks: int, *, name: str = "", warm_up: int = 1) -> CapturedRank:
     """The step of one rank alone, after so many steps of warm-up."""
     what = _what(function, rank, name)
-    with no_collection(), in_one_line(what), ranked(rank, ranks) as (around, recorder):
+    with no_collection(), little_collection(), in_one_line(what), ranked(rank, ranks) as (around, recorder):
         iteration = one_iteration(function, recorder, warm_up)
         return captured_rank(iteration, around, what)
 
@@ -92,7 +92,7 @@ def captured_rank(iteration: LoopIteration, around: World, what: str) -> Capture
     """An iteration as one rank of the job."""
     rank, ranks = around.rank, around.ranks
     log, calls = iteration.kept
-    trace = assembled(read(iteration.data, what), iteration.notes)
+    trace = assembled(read(iteration.data, what, bare=BARE), iteration.notes)
     streamed = with_collectives(replace(trace, rank=rank, world_size=ranks), log, around.groups())
     program = to_program(streamed.trace, rank=rank, world_size=ranks)
     meta = {**program.meta, PARAMETERS: iteration.parameters}

@@ -16,6 +16,7 @@ from steptime._cli.calibrate import calibrate
 from steptime._cli.platforms import fabric, platforms
 from steptime._cli.shard import shard
 from steptime._cli.steps import capture, inspect, predict, replay, sweep
+from steptime._garbage import no_last_collection
 from steptime.errors import InputError, SteptimeError, printable
 
 BAD_INPUT = 2
@@ -80,6 +81,7 @@ for _name, _command in lab_commands().items():
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
+    no_last_collection()
     sys.exit(run(arguments))
 
 

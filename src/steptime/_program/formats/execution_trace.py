@@ -26,6 +26,7 @@ _KNOWN = re.compile(r"1\.0\.[0-4]|1\.1\.[01]")
 _NODE_BEGIN = re.compile(rb'\{\s*"(?:id|name)"\s*:')
 _BARE_NOT_A_NUMBER = re.compile(r"(?<=[\[,])(\s*)(-?(?:inf|nan))(?=\s*[,\]])")
 _GROUPS_NODE = "process_group:init"
+_NO_ARGUMENTS = Signature()
 
 
 def is_execution_trace(document: Any) -> bool:
@@ -33,15 +34,15 @@ def is_execution_trace(document: Any) -> bool:
     return isinstance(document, dict) and isinstance(document.get("schema"), str) and isinstance(document.get("nodes"), list)
 
 
-def read(data: bytes, source: str) -> ExecutionTrace:
-    """Read one execution trace from the bytes of its JSON text."""
+def read(data: bytes, source: str, *, bare: tuple[str, ...] = ()) -> ExecutionTrace:
+    """Read one execution trace from the bytes of its JSON text; of nodes whose names begin with `bare`, no more than names."""
     document, warnings = _parse(data, source)
     if not is_execution_trace(document):
         raise TraceError(f'{source}: not an execution trace; expected a JSON object with a text "schema" and a list "nodes"')
     schema = document["schema"]
     if not _KNOWN.match(schema):
         warnings.append(f"schema {schema} is not known; it is read like the newest known one, 1.1.1")
-    nodes = [node for each in document["nodes"] if (node := _node(each)) is not None]
+    nodes = [node for each in document["nodes"] if (node := _node(each, bare)) is not None]
     if not nodes:
         raise TraceError(f"{source}: an execution trace of schema {schema} with no readable node; record it again")
     if len(nodes) < len(document["nodes"]):
@@ -94,9 +95,11 @@ def _recover(document: bytes) -> tuple[list[Any], int]:
     return nodes, gaps
 
 
-def _node(raw: Any) -> Node | None:
+def _node(raw: Any, bare: tuple[str, ...]) -> Node | None:
     if not isinstance(raw, dict) or integer(raw.get("id")) < 0 or not isinstance(raw.get("name"), str):
         return None
+    if raw["name"].startswith(bare):
+        return Node(raw["id"], raw["name"], _parent(raw), signature=_NO_ARGUMENTS)
     attrs = _attributes(raw.get("attrs"))
     fields = {**raw, **attrs} if attrs else raw
     inputs, outputs = _side(raw, "input"), _side(raw, "output")
