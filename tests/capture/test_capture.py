@@ -17,6 +17,7 @@ from steptime._capture.capture import OUTSIDE, capture  # noqa: E402
 from steptime._capture.cuda_choices import CUDNN, EFFICIENT, FLASH, MATH, attention_backend  # noqa: E402
 from steptime._models.memory.lifetimes import MemoryKind  # noqa: E402
 from steptime._models.memory.peak import PeakMemory, peak_memory  # noqa: E402
+from steptime._ops.table import op_table  # noqa: E402
 from steptime._program.program import Phase, Program, Tensor, Value  # noqa: E402
 from steptime.errors import InputError  # noqa: E402
 
@@ -257,3 +258,21 @@ def test_nothing_is_pretended_afterwards() -> None:
     assert not torch.cuda.is_available() or torch.cuda.get_device_name() != "pretended GPU"
     assert torch.randn(2, 2).device.type == "cpu"
     assert nn.Linear(2, 2).weight.device.type == "cpu"
+
+
+def test_gradients_of_selected_values_are_written_into_zeros() -> None:
+    """Where a mode is active PyTorch copies the zeros first, which it does not on a device."""
+
+    def make() -> Step:
+        x = torch.randn(64, 32, device="cuda", requires_grad=True)
+        places = torch.zeros(64, 4, dtype=torch.int64, device="cuda")
+
+        def step() -> None:
+            selected = x.max(1).values.sum() + x.topk(3).values.sum()
+            (selected + torch.zeros(64, 4, device="cuda").scatter(1, places, x[:, :4]).sum()).backward()
+
+        return step
+
+    names = op_table(capture(make)).names
+    assert names.count("aten::scatter_") == 2
+    assert names.count("aten::scatter") == 1  # the script's own

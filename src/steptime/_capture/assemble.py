@@ -29,6 +29,8 @@ BARE = (LEAF, _MODE)
 
 # Gradients of index_select and gather, summed up in zeros (autograd/FunctionsManual.cpp; native/TensorAdvancedIndexing.cpp).
 _INTO_ZEROS = frozenset(("aten::index_add", "aten::scatter_add"))
+# The gradient of what selects values, as a maximum or `topk` do, written into zeros (native/ReduceOps.cpp).
+_SELECTED = ("aten::scatter", "aten::value_selecting_reduction_backward")
 # The gradient of indexing (FunctionsManual.cpp, index_backward).
 _INDEX_BACKWARD, _INDEX_PUT, _PUT_INTO = "IndexBackward0", "aten::index_put", "aten::_index_put_impl_"
 _COPY_FLAG = {"aten::copy_": 2, "aten::_to_copy": 5}  # place of `non_blocking`
@@ -138,7 +140,8 @@ class _Tree:
                 self.rows[above].blocking = _COPY_FLAG[self.rows[above].name]
         around = self._around(at)
         summed = note.over and around.startswith(ENGINE)
-        if summed or (note.name in _INTO_ZEROS and row.backward and "backward" in around.lower()):
+        into_zeros = note.name in _INTO_ZEROS and row.backward and "backward" in around.lower()
+        if summed or into_zeros or (note.name, around) == _SELECTED:
             row.name, row.over = f"{note.name}_", True
 
 
