@@ -28,7 +28,7 @@ from steptime._models.kernels.forms.convolution.passes import (
     layer_of,
     table,
 )
-from steptime._models.kernels.question import Question
+from steptime._models.kernels.question import LaunchTime, Question
 from steptime.errors import InputError
 from steptime_lab.fit.engine.regression import Training
 from steptime_lab.fit.kernels import convolution as fitting
@@ -93,6 +93,16 @@ def test_a_transposed_layer_is_the_other_one_the_other_way_round(form: convoluti
     unbiased = replace(turned, args=(*turned.args[:2], None, *turned.args[3:]))
     there, back = form.answers([Question(asked), Question(unbiased)])
     assert there.time_ns == pytest.approx(back.time_ns)
+
+
+def test_depthwise_kernels_of_aten_add_the_bias_themselves() -> None:
+    call = _forward(inputs=64, outputs=64, groups=64)
+    biased = layer_of(replace(call, args=(*call.args[:2], TensorArg((64,), "bfloat16"), *call.args[3:])))
+    bias = Pass(biased, BIAS, Question(call))
+    own, other = LaunchTime("conv_depthwise2d_forward_kernel_generic", 1.0), LaunchTime("sm90_xmma_fprop", 1.0)
+    assert convolution.adds_bias_itself(bias, [own])
+    assert not convolution.adds_bias_itself(bias, [other])
+    assert not convolution.adds_bias_itself(Pass(biased, FPROP, Question(call)), [own])
 
 
 def test_kernels_of_a_transposed_backward_call_belong_to_their_passes() -> None:

@@ -66,7 +66,11 @@ def test_backward_of_a_convolution_makes_one_gradient_after_the_other() -> None:
     given = gpu([8, 4, 7, 7], 3), gpu([8, 2, 7, 7], 4), gpu([4, 2, 3, 3], 5)
     trace.op("aten::convolution_backward", *given, outputs=(gpu([8, 2, 7, 7], 6), gpu([4, 2, 3, 3], 7)))
     both = 4 * (8 * 4 * 49 + 8 * 2 * 49)
-    assert scratch(trace) == [(both + 4 * 72, 0, 0), (both + 8 * 72, 0, 0)]
+    assert scratch(trace) == [(both + 8 * 72, 0, 0)]  # of one op that stands for both
+    apart = Trace()
+    outer = apart.op("aten::convolution_backward", *given, outputs=(gpu([8, 2, 7, 7], 6), gpu([4, 2, 3, 3], 7)))
+    apart.op("aten::empty", outputs=(gpu([8, 2, 7, 7], 6),), inside=outer)
+    assert scratch(apart) == [(both + 4 * 72, 0, 0), (both + 8 * 72, 1, 1)]
 
 
 def test_summing_a_sparse_gradient_sorts_its_rows_and_is_done_before_the_sums_are_made() -> None:

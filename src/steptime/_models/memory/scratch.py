@@ -101,15 +101,19 @@ def _convolution(signature: Signature, _: DeviceLimits) -> int:
 
 def _convolution_backward(signature: Signature, row: int, last: int) -> Iterator[tuple[int, int, int]]:
     """The gradient of the image on copies as above, then that of the filter, which is added up in parts: seen were 2 to 4 more
-    filters of 32 bits."""
+    filters of 32 bits. Where one op stands for both, it takes the larger of the two: one is dropped before the other."""
     outcome = _channels_first(signature.inputs[1:3], signature.inputs[:1])
     if outcome is None:
         return
     image, filters, result = outcome
     both = _nbytes(image) + _nbytes(result)
-    wide = math.prod(filters.shape[2:]) > 1
-    yield row, row, both + (_nbytes(filters) if wide else 0)
-    yield last, last, both + 2 * _ACCUMULATED_BYTES * filters.numel
+    of_image = both + (_nbytes(filters) if math.prod(filters.shape[2:]) > 1 else 0)
+    of_filters = both + 2 * _ACCUMULATED_BYTES * filters.numel
+    if row == last:
+        yield row, row, max(of_image, of_filters)
+    else:
+        yield row, row, of_image
+        yield last, last, of_filters
 
 
 def _channels_first(operands: Sequence[object], result: Sequence[object]) -> tuple[Tensor, Tensor, Tensor] | None:

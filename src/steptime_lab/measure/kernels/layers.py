@@ -43,8 +43,10 @@ def _geometry(draw: Draw, kind: str) -> tuple[Shape, Shape, int, int, int, int, 
             channels,
         )
     if kind == "grouped":
-        groups = draw.pick((2, 4, 8, 16, 32, 64))
-        inputs, outputs = (groups * max(1, draw.size(32, 2048) // groups) for _ in range(2))
+        # Mostly as many outputs as inputs, of a few channels each: cuDNN has kernels of its own for these.
+        groups, each = draw.pick((2, 4, 8, 16, 32, 64)), draw.pick((4, 8, 16, 24, 32, 40, 48, 64, 112))
+        inputs = groups * (each if draw.chance(0.7) else max(1, draw.size(32, 2048) // groups))
+        outputs = inputs if draw.chance(0.8) else groups * max(1, draw.size(32, 2048) // groups)
         tap = draw.pick((1, 3, 3, 5))
         return (side,) * 2, (tap,) * 2, draw.pick((1, 2), (0.75, 0.25)), 1, groups, inputs, outputs
     if kind == "line":

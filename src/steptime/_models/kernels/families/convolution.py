@@ -115,9 +115,10 @@ def _draw_layer(draw: Draw) -> Drawn | None:
     }
 
 
-# ATen copies what does not lie in the order of memory that the layer's image or filters suggest, once for each gradient that
-# it is needed for: the result's for both (native/Convolution.cpp, native/cudnn/ConvShared.cpp).
+# ATen copies what does not lie in the order of memory that a layer's tensors suggest, once for each gradient that it is needed
+# for: the result's for both (native/Convolution.cpp, native/cudnn/ConvShared.cpp).
 _PLACES = {"aten::convolution.default": (0, 1), "aten::convolution_backward.default": (1, 2, 0)}  # of image, filters, gradient
+_LINE = 3  # axes of a batch of lines
 _MASK_PLACE = 10  # of a backward call: which gradients are asked for: image, filters, bias
 
 
@@ -127,24 +128,27 @@ def _dense(call: Call) -> tuple[Call, tuple[int, ...]]:
     tensors = {place: value for place in places if isinstance(value := call.args[place], TensorArg)}
     if all(tensor.strides is None for tensor in tensors.values()):
         return call, ()
-    last = any(_suggests_channels_last(tensors[place]) for place in places[:2] if place in tensors)
+    # A line is brought into its own order first, and is an image of height 1 then.
+    last = any(_suggests_channels_last(tensor) for tensor in tensors.values() if len(tensor.shape) > _LINE)
     args = tuple(_in_order(value, last) if place in tensors else value for place, value in enumerate(call.args))
     copied = (place for place in places if args[place] is not call.args[place] for _ in range(_uses(call, place)))
     return replace(call, args=args), tuple(copied)
 
 
 def _uses(call: Call, place: int) -> int:
-    """How many results are made from the argument at a place."""
-    asked = call.args[_MASK_PLACE] if len(call.args) > _MASK_PLACE else None
-    if not isinstance(asked, tuple) or len(asked) < 2:
+    """How many results are made from the argument at a place, and so how often it is copied."""
+    asked, x = call.args[_MASK_PLACE] if len(call.args) > _MASK_PLACE else None, call.args[place]
+    if not isinstance(asked, tuple) or len(asked) < 2 or not isinstance(x, TensorArg):
         return 1
     of_image, of_filters = bool(asked[0]), bool(asked[1])
+    if place == 0 and len(x.shape) == _LINE and _suggests_channels_last(x):
+        return int(of_filters)  # the line's, which is then brought into the order of the gradient
     return (of_image + of_filters, int(of_filters), int(of_image))[place]
 
 
 def _suggests_channels_last(x: TensorArg) -> bool:
     """Whether channels lie next to each other and the other axes outside of them, with gaps or without, as ATen tells."""
-    if x.strides is None or len(x.shape) not in (4, 5):
+    if x.strides is None:
         return False
     least = 1
     for axis in (1, *range(len(x.shape) - 1, 1, -1), 0):

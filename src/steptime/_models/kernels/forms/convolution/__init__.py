@@ -39,6 +39,7 @@ from steptime._units import dtype_bytes
 # Where one pass belongs: which of the fitted blends answers for it.
 BLENDS = DENSE, DEPTHWISE, GROUPED, BIASED, PARTS = "dense", "depthwise", "grouped", "bias", "parts"
 WHOLE = (DENSE, DEPTHWISE, GROUPED, BIASED)
+_OWN_DEPTHWISE = "conv_depthwise"  # how the names of ATen's own kernels begin
 _PART_SHARE = 0.5  # of what parts of a GPU were seen to add: their repeats scatter too much to believe it whole
 
 
@@ -68,7 +69,8 @@ class ConvolutionForm:
         within = inside_of(features, self.low, self.high)
         for index, (owner, time) in enumerate(zip(owners, times, strict=True)):
             inside[owner] = inside[owner] and bool(within[index])
-            launches[owner] += near.launches(index, time, passes[index].name)
+            if not adds_bias_itself(passes[index], launches[owner]):
+                launches[owner] += near.launches(index, time, passes[index].name)
         return [Answer(tuple(launch), here) for launch, here in zip(launches, inside, strict=True)]
 
     def times_ns(self, passes: Sequence[Pass]) -> tuple[Floats, Floats, Near]:
@@ -109,6 +111,11 @@ def _order(layer: ConvolutionLayer) -> tuple[str, ...]:
     if layer.depthwise and not layer.channels_last and WGRAD in layer.passes:
         return (WGRAD, *(name for name in layer.passes if name != WGRAD))
     return layer.passes
+
+
+def adds_bias_itself(item: Pass, before: Sequence[LaunchTime]) -> bool:
+    """Whether a pass is the bias of an output that a depthwise kernel of ATen gave: it has added the bias already."""
+    return item.name == BIAS and not item.layer.backward and any(launch.kernel.startswith(_OWN_DEPTHWISE) for launch in before)
 
 
 def kind_of(item: Pass) -> str:
