@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from steptime._capture.capture import OUTSIDE, capture  # noqa: E402
 from steptime._capture.cuda_choices import CUDNN, EFFICIENT, FLASH, MATH, attention_backend  # noqa: E402
+from steptime._models.kernels.from_ops import questions_of  # noqa: E402
 from steptime._models.memory.lifetimes import MemoryKind  # noqa: E402
 from steptime._models.memory.peak import PeakMemory, peak_memory  # noqa: E402
 from steptime._ops.table import op_table  # noqa: E402
@@ -276,3 +277,15 @@ def test_gradients_of_selected_values_are_written_into_zeros() -> None:
     names = op_table(capture(make)).names
     assert names.count("aten::scatter_") == 2
     assert names.count("aten::scatter") == 1  # the script's own
+
+
+def test_the_gradient_of_a_running_product_asks_for_zeros_and_finds_none() -> None:
+    def make() -> Step:
+        x = torch.rand(64, 32, device="cuda", requires_grad=True)
+        return lambda: torch.cumprod(x, -1).sum().backward()
+
+    program = capture(make)
+    names = op_table(program).names
+    assert [names.count(f"aten::{name}") for name in ("item", "cumsum", "masked_fill")] == [1, 1, 0]
+    assert sum(work.name == "aten::cumprod" for work in questions_of(program)) == 1
+    assert names.count("aten::flip") == 2

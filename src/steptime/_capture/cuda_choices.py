@@ -243,7 +243,36 @@ def ctc_loss(
     return losses.sum() if reduction == _SUM else losses
 
 
+class _RunningProduct(torch.autograd.Function):
+    """A running product, whose gradient asks whether there are zeros: where a mode is active PyTorch takes it that there are.
+
+    (autograd/FunctionsManual.cpp, cumprod_backward.)
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: int) -> torch.Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            result: torch.Tensor = aten.cumprod(x, dim)
+        ctx.dim = dim
+        ctx.save_for_backward(x, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        x, result = ctx.saved_tensors
+        weighed = result * gradients[0]
+        (x == 0).any().item()
+        return weighed.flip(ctx.dim).cumsum(ctx.dim).flip(ctx.dim).div(x), None
+
+
+def cumprod(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The kernel, and a backward pass as of numbers among which no zero is."""
+    result: torch.Tensor = _RunningProduct.apply(x if dtype is None else x.to(dtype), dim)  # type: ignore[no-untyped-call]
+    return result
+
+
 RULES: dict[str, Callable[..., Any]] = {
+    "cumprod": cumprod,
     "ctc_loss.Tensor": ctc_loss,
     "dropout": dropout,
     "softmax.int": softmax,
