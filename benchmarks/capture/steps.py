@@ -44,9 +44,14 @@ def cases(path: Path = MODELS) -> Iterator[Case]:
             yield Case("transformers", row["model"], row["input"], variant, row.get("arguments", {}))
 
 
+def model_of(case: Case) -> tuple[torch.nn.Module, Losses]:
+    """A model, and its loss of data of its kind."""
+    return {"torchvision": _torchvision, "timm": _timm, "transformers": _transformers}[case.library](case)
+
+
 def step_of(case: Case) -> tuple[Step, int]:
     """The training step of a model, to be called while it is captured, and the model's own count of parameters."""
-    model, losses = {"torchvision": _torchvision, "timm": _timm, "transformers": _transformers}[case.library](case)
+    model, losses = model_of(case)
     model.to(DEVICE)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
