@@ -196,7 +196,8 @@ def test_attention_takes_the_kernel_that_cuda_takes() -> None:
 
     assert chosen(torch.bfloat16) == chosen(torch.float16, causal=True) == CUDNN
     assert chosen(torch.float32) == EFFICIENT
-    assert chosen(torch.bfloat16, width=160) == FLASH
+    assert chosen(torch.bfloat16, width=160) == CUDNN
+    assert chosen(torch.bfloat16, width=100) == FLASH
     assert chosen(torch.float64) == MATH
 
 
