@@ -85,6 +85,14 @@ def test_a_gradient_with_gaps_is_copied_for_each_result_that_is_asked_for(of_ima
     assert len(answer.launches) == len(parts)
 
 
+def test_a_depthwise_layer_goes_by_its_image_and_filters_and_copies_a_gradient_once() -> None:
+    x, weight = TensorArg((8, 32, 14, 14)), TensorArg((32, 1, 7, 7))
+    args = (x.channels_last(), x, weight, None, (1, 1), (3, 3), (1, 1), False, (0, 0), 32, (True, True, False))
+    copy, asked_for = with_copies(Question(Call("aten::convolution_backward.default", args)))
+    assert copy.call.args == (x, x.channels_last())
+    assert asked_for.call.args[:3] == (x, x, weight)
+
+
 def test_residuals_hold_nine_of_ten_and_survive_a_file(tmp_path: Path) -> None:
     measured = np.exp(np.random.default_rng(0).normal(0, 0.1, 4000)) * 1e3
     residuals = Residuals.of(["norm"] * 4000, np.full(4000, 1e3), measured)

@@ -128,11 +128,17 @@ def _dense(call: Call) -> tuple[Call, tuple[int, ...]]:
     tensors = {place: value for place in places if isinstance(value := call.args[place], TensorArg)}
     if all(tensor.strides is None for tensor in tensors.values()):
         return call, ()
-    # A line is brought into its own order first, and is an image of height 1 then.
-    last = any(_suggests_channels_last(tensor) for tensor in tensors.values() if len(tensor.shape) > _LINE)
+    # A line is brought into its own order first, and is an image of height 1 then. Depthwise kernels do not ask the gradient.
+    asked = [tensors[place] for place in places[: 2 if _depthwise(call) else None] if place in tensors]
+    last = any(_suggests_channels_last(tensor) for tensor in asked if len(tensor.shape) > _LINE)
     args = tuple(_in_order(value, last) if place in tensors else value for place, value in enumerate(call.args))
     copied = (place for place in places if args[place] is not call.args[place] for _ in range(_uses(call, place)))
     return replace(call, args=args), tuple(copied)
+
+
+def _depthwise(call: Call) -> bool:
+    image, groups = call.args[_PLACES[call.op][0]], call.args[8 + (len(_PLACES[call.op]) > 2)]
+    return isinstance(image, TensorArg) and image.shape[1] == groups != 1
 
 
 def _uses(call: Call, place: int) -> int:
@@ -143,6 +149,8 @@ def _uses(call: Call, place: int) -> int:
     of_image, of_filters = bool(asked[0]), bool(asked[1])
     if place == 0 and len(x.shape) == _LINE and _suggests_channels_last(x):
         return int(of_filters)  # the line's, which is then brought into the order of the gradient
+    if place == 0 and _depthwise(call):
+        return 1
     return (of_image + of_filters, int(of_filters), int(of_image))[place]
 
 

@@ -140,16 +140,24 @@ def states_of(passes: Sequence[Pass]) -> list[int]:
 
 @lru_cache(maxsize=1 << 16)
 def _point(layer: ConvolutionLayer) -> tuple[float, ...]:
-    element = dtype_bytes(layer.dtype)
-    aligned = tuple(3.0 * (channels * element % 16 == 0) for channels in (layer.inputs, layer.outputs))
+    """Weights were chosen so that the nearest measured pass of another layer launches as many kernels as often as can be."""
+    element, pixels = dtype_bytes(layer.dtype), layer.batch * math.prod(layer.result)
+    of_group = layer.inputs // layer.groups
+    aligned = (
+        *(3.0 * (layer.inputs * element % 16 == 0), 6.0 * (layer.outputs * element % 16 == 0), 2.0 * (layer.inputs % 4 == 0)),
+        *(3.0 * (of_group * element % 16 == 0), 2.0 * (layer.outputs // layer.groups * element % 16 == 0)),
+        0.3 * (math.prod(layer.result) * element % 16 == 0),
+    )
     few = 3.0 * (layer.inputs <= 4)  # images of three colours are padded
-    sizes = (layer.batch, layer.inputs, layer.outputs, math.prod(layer.image), 4 * math.prod(layer.taps) - 3)
     strided = 2.0 * (math.prod(layer.stride) > 1)
-    # Filters and images that are not square, padding and dilation tell apart what is else of one size.
-    squareness = (layer.taps[0] / layer.taps[1], layer.image[0] / layer.image[1])
-    shapes = (*squareness, math.prod(layer.result), math.prod(layer.dilation))
-    fine = (0.3 * math.log(ratio) for ratio in shapes)
-    return (*(math.log(size) for size in sizes), *aligned, few, strided, math.log(layer.groups), *fine)
+    sizes = (
+        *((1.0, layer.batch), (2.0, layer.inputs), (1.0, layer.outputs), (2.0, 4 * math.prod(layer.taps) - 3)),
+        *((4.0, layer.groups), (0.3, pixels), (0.6, pixels * layer.outputs * of_group * math.prod(layer.taps))),
+        # Filters and images that are not square, padding and dilation tell apart what is else of one size.
+        *((0.3, layer.taps[0] / layer.taps[1]), (0.1, layer.image[0] / layer.image[1]), (0.2, math.prod(layer.image))),
+        *((0.3, math.prod(layer.result)), (0.6, math.prod(layer.dilation))),
+    )
+    return (*(weight * math.log(size) for weight, size in sizes), *aligned, few, strided)
 
 
 FORM = ConvolutionForm

@@ -367,6 +367,7 @@ def table(columns: PassColumns) -> tuple[Floats, Floats]:
         *(columns.tap_height, columns.tap_width, columns.taps, columns.stride, columns.dilation),
         *(columns.image_height, columns.image_width, columns.result_width, columns.element, columns.bfloat16, columns.axes),
         *(_alignment(columns.inputs), _alignment(columns.outputs), _alignment(columns.area), _alignment(columns.result_area)),
+        *(_alignment(columns.group_inputs), _alignment(columns.group_outputs), columns.turned.astype(np.float64)),
         *(*(log(nbytes) for nbytes in columns.tensors), columns.hot_share(), log(inner / rows), log(rows * width)),
         *(log(columns.macs), log(columns.nbytes), log(base), columns.share, columns.others),
         *(width / _padded(width, 64), width / _padded(width, 128), rows / _padded(rows, 128)),
