@@ -16,7 +16,7 @@ from steptime._program.program import Tensor
 X = TensorArg((8, 64, 4, 4))
 # Those of products and of pooled volumes have other dimensions.
 OTHERS = {"bmm": TensorArg((8, 16, 16)), "mm": TensorArg((16, 16)), "pool3d": TensorArg((2, 8, 4, 8, 8))}
-PLAIN: dict[str, Argument] = {"S": 0.5, "f": 0.5, "i": 1, "b": False}
+PLAIN: dict[str, Argument] = {"S": 0.5, "f": 0.5, "i": 1, "b": False, "s": "amax"}
 
 
 def kin() -> list[tuple[str, Overload]]:

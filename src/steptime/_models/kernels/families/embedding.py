@@ -186,9 +186,8 @@ def _segment_sums(kernel: str, gradient: Operand, tokens: int, rows: int, atomic
     warped = -(columns // -_WARP) * _WARP
     parts = tokens / _PART_ROWS + min(tokens, rows)
     grids = (
-        (tokens * columns / 1024, 1.0),
         (parts * warped / min(warped, _MOST_THREADS), 1.0),
-        (tokens / _PART_ROWS * columns / _WARP, 1.0),
+        (parts * warped / _MOST_THREADS, 1.0),
         (rows, tokens / rows),
         (columns / _WARP, tokens),
     )

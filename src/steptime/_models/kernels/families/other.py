@@ -11,9 +11,9 @@ from dataclasses import replace
 from steptime._models.kernels.call import DtypeArg, TensorArg
 from steptime._models.kernels.families import elementwise, indexing, optimizer
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import WITH_INDEX, GpuCall, Launch, Rule, fresh, hot
+from steptime._models.kernels.launches import DEFAULTS, WITH_INDEX, GpuCall, Grids, Launch, Rule, fresh, hot
 from steptime._models.kernels.launches.indexed import over_indices, radix_sort
-from steptime._models.kernels.launches.iterator import cleared, memcpy, pointwise
+from steptime._models.kernels.launches.iterator import cleared, copies, memcpy, pointwise
 from steptime._models.kernels.sweep import Draw, Drawn, KernelSweep, indices
 from steptime.errors import InputError
 
@@ -60,6 +60,8 @@ def _draw_lists(draw: Draw) -> Drawn:
 # Launches of the ops of the family `other`: those of a sibling in another family, and a few of their own.
 
 _BLOCK = 1024  # elements, as in the element-wise kernels
+_RESIZED = "upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d upsample_bilinear2d_backward"
+_CHANNELS_BESIDE, _SMOOTHED_BESIDE = 4, 16  # channels side by side from which kernels go along them (ATen)
 # Keys of a row up to which ATen sorts within a block, by kernels that were never measured.
 _SMALL_SORT = 4096
 
@@ -103,6 +105,38 @@ def _given_result(call: GpuCall) -> list[Launch]:
     return elementwise.launches(replace(call, op=f"aten::{call.name}.Tensor"))
 
 
+def _scatter_reduced(call: GpuCall) -> list[Launch]:
+    """As values are added at an index, after a second copy of what they are put into."""
+    copied, kernel = indexing.scatter(replace(call, op="aten::scatter_add.default"))
+    return [copied, copied, replace(kernel, path="reduced")]
+
+
+def _resized(call: GpuCall) -> list[Launch]:
+    """Images made larger or smaller, and their gradients; many channels side by side have kernels of their own."""
+    x, backward, linear = call.tensor(0), call.name.endswith("_backward"), "bilinear" in call.name
+    if len(x.shape) != 4 or x.numel == 0:
+        raise InputError(f"{call.op}: {x.shape} is no batch of images")
+    channels = x.shape[1]
+    shape = call.integers(2) if backward else (*x.shape[:2], *call.integers(1))
+    beside = x.strides[1] == 1 and channels > 1
+    smoothed = linear and not backward
+    own = beside and channels >= (_SMOOTHED_BESIDE if smoothed else _CHANNELS_BESIDE)
+    result = fresh(shape, x.dtype)
+    facts: dict[str, float] = {"size_0": shape[-1], "columns": channels, "grown": result.numel / x.numel}
+    elements = max(x.numel, result.numel)
+    grids: Grids = ((elements / _BLOCK, 1.0), (x.numel / _BLOCK, 1.0))
+    if smoothed and not own:
+        # A thread for every place of the result, which goes through all channels of all images.
+        images = math.prod(x.shape[:2])
+        facts["chain_ns"] = DEFAULTS["chain_ns"] * images
+        grids = ((result.numel / images / _BLOCK, images), *grids)
+    kernel = f"{call.name}_{'nhwc_' if own else ''}out_frame"
+    results = [Launch(kernel, elements, (x,), (result,), facts, grids, "", x.dtype)]
+    if beside and not own and not smoothed:
+        results = [*copies(fresh(x.shape, x.dtype), x), *results, *copies(x, fresh(x.shape, x.dtype))]
+    return [cleared(result), *results] if linear and backward else results
+
+
 def launches(call: GpuCall) -> list[Launch]:
     """What an op of the family launches: what its siblings do, but for a few."""
     if call.name in _OWN and call.op not in _ELEMENTWISE:
@@ -120,6 +154,8 @@ _OWN: dict[str, Rule] = {
     **dict.fromkeys(("div", "mul"), _given_result),
     "_assert_async": lambda _: [Launch("_assert_async_cuda_kernel", 1, grids=((1.0, 1.0),))],
     "scatter": indexing.scatter,
+    "scatter_reduce": _scatter_reduced,
+    **dict.fromkeys(_RESIZED.split(), _resized),
 }
 
 FAMILY = Family(
@@ -158,5 +194,5 @@ FAMILY = Family(
     ),
     weight=0.5,
     rules=launches,
-    kin="_assert_async arange.start div.out",
+    kin=f"_assert_async arange.start div.out scatter_reduce.two {_RESIZED}",
 )

@@ -204,8 +204,8 @@ def traffic(rows: Numbers, device: LaunchConstants, shares: LaunchShares) -> Lau
     stays_warm = np.where(warm > 0, np.clip(_GONE - (np.maximum(produced, warm) + written / 2) / cache_bytes, 0, 1), 0.0)
     stays_hot = np.where(hot > 0, np.clip(_GONE - since / cache_bytes, 0, 1), 0.0)
     kept = warm * stays_warm + hot * stays_hot
-    read = cold + warm + hot
-    return LaunchTraffic(read - kept, kept, written, np.divide(cold, read, out=np.zeros_like(read), where=read > 0))
+    read, gone = cold + warm + hot, cold + warm * (1 - stays_warm)
+    return LaunchTraffic(read - kept, kept, written, np.divide(gone, read, out=np.zeros_like(read), where=read > 0))
 
 
 def terms(
