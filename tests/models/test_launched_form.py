@@ -87,8 +87,8 @@ def test_far_outside_the_fitted_sizes_time_grows_with_bytes_and_says_so(form: La
     assert usual.inside
     assert not large.inside
     assert larger.time_ns / large.time_ns == pytest.approx(2.0, rel=0.05)
-    # Eight bytes per element at somewhere between a half and all of 4.8 TB/s, the datasheet's rate.
-    assert 8 * 2**32 / 4800 < larger.time_ns < 8 * 2**32 / 2400
+    # Eight bytes per element, less what L2 holds, at somewhere between a half and all of 4.8 TB/s, the datasheet's rate.
+    assert (8 * 2**32 - 60e6) / 4800 <= larger.time_ns < 8 * 2**32 / 2400
 
 
 def test_a_kernel_never_measured_costs_at_least_its_bytes_and_is_outside(form: LaunchedForm) -> None:
