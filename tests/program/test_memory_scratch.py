@@ -73,6 +73,13 @@ def test_backward_of_a_convolution_makes_one_gradient_after_the_other() -> None:
     assert scratch(apart) == [(both + 4 * 72, 0, 0), (both + 8 * 72, 1, 1)]
 
 
+def test_backward_of_a_filter_of_one_pixel_and_few_channels_needs_no_copies() -> None:
+    trace = Trace()
+    given = gpu([8, 1, 7, 7], 3), gpu([8, 128, 7, 7], 4), gpu([1, 128, 1, 1], 5)
+    trace.op("aten::convolution_backward", *given, outputs=(gpu([8, 128, 7, 7], 6), gpu([1, 128, 1, 1], 7)))
+    assert scratch(trace) == [(8 * 128, 0, 0)]
+
+
 def test_summing_a_sparse_gradient_sorts_its_rows_and_is_done_before_the_sums_are_made() -> None:
     trace = Trace()
     outer = trace.op("aten::_coalesce", SPARSE, outputs=(SPARSE,))
