@@ -66,22 +66,25 @@ def is_large(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return dtype.is_floating_point and math.prod(args[0]) * dtype.itemsize >= _LARGE_BYTES
 
 
-def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The op on meta tensors; what it writes to and returns is the tensor it was given. The observer sees nothing of it."""
+def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, here: bool = False) -> Any:
+    """The op on meta tensors; what it writes to and returns is the tensor it was given. The observer sees nothing of it.
+
+    `here`: all its tensors are known to be of the device.
+    """
     kind = _kind(func)
     torch._C._autograd._enable_record_function(False)
     try:
-        if kind is _Kind.VIEW and is_pretended(args[0]):
+        if kind is _Kind.VIEW and (here or is_pretended(args[0])):
             return _viewed(func, args, kwargs)
         memory = _memory.get()
-        key = _key(func, args, kwargs) if memory is not None and kind is _Kind.BY_SHAPES else None
+        key = _key(func, args, kwargs, here) if memory is not None and kind is _Kind.BY_SHAPES else None
         if memory is None or key is None:
             return _answered(func, args, kwargs)
         known = memory.get(key)
         if known is not None:
             return known.again(args, kwargs)
         result = _answered(func, args, kwargs)
-        if not func._schema.is_mutable or key == _key(func, args, kwargs):  # none of its arguments has another shape now
+        if not func._schema.is_mutable or key == _key(func, args, kwargs, here):  # none of its arguments has another shape now
             memory[key] = _answer_to(args, kwargs, result)
         return result
     finally:
@@ -211,12 +214,13 @@ def _kind(func: Any) -> _Kind:
     return _Kind.ANY if moved or not (schema.returns or aliased) else _Kind.BY_SHAPES
 
 
-def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], here: bool) -> Any:
     """What an answer depends on; None where an argument is of no known kind. (Ops are kept by `_kind`.)"""
     try:
         named = tuple([(name, _part(value)) for name, value in kwargs.items()]) if kwargs else ()
         switches = (torch.get_default_dtype(), torch._C._get_cudnn_enabled())
-        key = (id(func), tuple([_part(value) for value in args]), named, switches)
+        places = here or tuple([is_pretended(each) for each in tensors_of(args, kwargs)])
+        key = (id(func), tuple([_part(value) for value in args]), named, places, switches)
         hash(key)
     except TypeError:
         return None
@@ -227,7 +231,7 @@ def _part(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided:
             raise TypeError
-        return (value.shape, value.stride(), value.dtype, is_pretended(value))
+        return (value.shape, value.stride(), value.dtype)
     if isinstance(value, LISTS):
         return tuple(map(_part, value))
     # 1, 1.0 and True are equal, and mean different dtypes.

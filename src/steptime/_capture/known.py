@@ -61,7 +61,8 @@ def where_true(indices: Any) -> list[torch.Tensor | None]:
     return result
 
 
-_OVERWRITES = frozenset((_aten.copy_.default, _aten.fill_.Scalar, _aten.fill_.Tensor, _aten.zero_.default))
+_address: Any = torch._C._storage_address  # type: ignore[attr-defined]
+OVERWRITES = frozenset((_aten.copy_.default, _aten.fill_.Scalar, _aten.fill_.Tensor, _aten.zero_.default))
 
 
 class Known:
@@ -112,13 +113,15 @@ class Known:
         for kept in (self._numbers, self._routed):
             kept.pop(tensor.untyped_storage()._cdata, None)
 
-    def concerns(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether the numbers of all of these could be known: those of the first are, or none is given."""
-        return not tensors or torch._C._storage_address(tensors[0]) in self._numbers or not is_pretended(tensors[0])  # type: ignore[attr-defined]
+    def concerns(self, tensors: Sequence[torch.Tensor], *, written: bool) -> bool:
+        """Whether the numbers of all of these could be known, or those of one that may be written to are."""
+        if not tensors or not is_pretended(tensors[0]):
+            return True
+        return any(_address(each) in self._numbers for each in (tensors if written else tensors[:1]))
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Keeps the numbers of what an op made or wrote, where those it took are known; forgets what it wrote where not."""
-        if func in _OVERWRITES and self._overwritten(func, args, result):
+        if func in OVERWRITES and self._overwritten(func, args, result):
             routed = self._route_of(args[1:], {})
             if routed:
                 self._routed[result.untyped_storage()._cdata] = routed

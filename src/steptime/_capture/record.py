@@ -177,8 +177,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tensors = tensors_of(args, kwargs)
         inside = sparse.contents_of(func, self.known) if of_sparse else contents_of(func, args) if op.has_contents else None
         if self._noting:
-            return self._noted(op, args, kwargs, tensors, inside)
-        return self._inside(inside, op, args, kwargs) if inside else self._answer(op, args, kwargs, tensors)
+            return self._noted(op, args, kwargs, tensors, inside, here=not away)
+        return self._inside(inside, op, args, kwargs) if inside else self._answer(op, args, kwargs, tensors, here=not away)
 
     def _called(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What a function gives whose ops are answered here too: as in `with self`, in a fifth of the time."""
@@ -219,6 +219,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any],
         tensors: list[torch.Tensor],
         inside: Callable[..., Any] | None,
+        *,
+        here: bool,
     ) -> Any:
         """What an op gives, and which storages it takes and makes."""
         note = Note(op.name, pageable=op.is_copy and waits_for_pageable(op.func, args))
@@ -230,7 +232,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.notes.append(note)
             in_order = tensors_in((args, [kwargs.get(name) for name in op.arguments[len(args) :]])) if kwargs else tensors
             note.inputs = [self._storage(tensor) for tensor in in_order]
-            result = None if inside else self._answer(op, args, kwargs, tensors)
+            result = None if inside else self._answer(op, args, kwargs, tensors, here=here)
         if inside:
             result = self._inside(inside, op, args, kwargs)
         note.outputs = [self._storage(tensor) for tensor in tensors_in(result)]
@@ -255,8 +257,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.known.route(op.func, args, kwargs, result)
         return result
 
-    def _answer(self, op: OpTraits, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Any:
-        """The shapes of what an op makes, and its numbers where they are known."""
+    def _answer(
+        self, op: OpTraits, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], *, here: bool
+    ) -> Any:
+        """The shapes of what an op makes, and its numbers where they are known; `here`: all its tensors are of the device."""
         func = op.func
         if sparse.concerns(func, tensors):
             return sparse.part(func, args, kwargs)
@@ -269,9 +273,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.reads.picked[refusals.user_line()] += 1
             self._remember(tensors_in(result))
             return result
-        result = answers.answer(func, args, kwargs)
+        result = answers.answer(func, args, kwargs, here=here)
         self._remember([result] if isinstance(result, torch.Tensor) else tensors_in(result))
-        if op.mutable or op.writes_numbers or self.known.concerns(tensors):
+        if op.writes_numbers or op.overwrites or self.known.concerns(tensors, written=op.mutable):
             self.known.follow(func, args, kwargs, result)
         if op.routes:
             self.known.route(func, args, kwargs, result)

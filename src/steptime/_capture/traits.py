@@ -10,7 +10,7 @@ from torch._C import DispatchKey
 
 from steptime._capture import answers
 from steptime._capture.contents import CONTENTS
-from steptime._capture.known import INDEXED, picks, writes_numbers
+from steptime._capture.known import INDEXED, OVERWRITES, picks, writes_numbers
 from steptime._capture.reads import compares
 from steptime._capture.routing import ROUTES
 from steptime._capture.switches import is_switched
@@ -41,6 +41,7 @@ class OpTraits:
     routes: bool
     compares: bool
     writes_numbers: bool  # that are in its arguments
+    overwrites: bool  # whatever was there before
     has_contents: bool
     switched: bool  # some switch of PyTorch concerns it
 
@@ -75,6 +76,7 @@ def _traits(func: Any) -> OpTraits:
         routes=func in ROUTES,
         compares=compares(name),
         writes_numbers=writes_numbers(func),
+        overwrites=func in OVERWRITES,
         has_contents=name in CONTENTS,
         switched=is_switched(name),
     )
