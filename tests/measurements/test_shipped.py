@@ -56,7 +56,8 @@ def test_a_measured_call_can_be_read_back_and_belongs_to_its_family() -> None:
         call = Call.from_json(row["call"])
         assert call.to_json() == row["call"]
         assert call.op == row["op"]
-        assert row["family"] == "transfer" or (family_of(call.op) or "other") == row["family"]
+        # Ops that no family had when they were measured are `other`; some have one by now.
+        assert row["family"] in ("transfer", "other") or family_of(call.op) == row["family"]
 
 
 def test_a_lookup_row_can_be_drawn_again_from_its_seed() -> None:

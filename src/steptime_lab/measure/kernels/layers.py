@@ -220,7 +220,7 @@ NORMS = KernelSweep(
 
 
 def _draw_attention(draw: Draw, dtypes: tuple[str, ...] = HALVES) -> Drawn | None:
-    """Head sizes and lengths that are no powers of two; keys of fewer heads than queries have."""
+    """Head sizes and lengths that are no powers of two; fewer heads of keys than of queries; heads one behind the other."""
     dtype, dim = draw.pick(dtypes), draw.pick((16, 24, 32, 40, 48, 64, 72, 80, 88, 96, 112, 128, 160, 192, 256))
     length, heads = draw.pick((49, 64, 77, 196, 197, 256, 577, 1024, 1500, 2048, 4096)), draw.pick((1, 3, 6, 8, 12, 16, 24, 32))
     batch = max(1, min(draw.log_int(1, 512), USUAL_ELEMENTS // (length * heads * dim)))
@@ -228,26 +228,47 @@ def _draw_attention(draw: Draw, dtypes: tuple[str, ...] = HALVES) -> Drawn | Non
     if heads % shared or 4.0 * batch * heads * length * length * dim > 4 * _MOST_FLOP[dtype] / 4:
         return None
 
-    def projected(count: int) -> TensorArg:
-        row = count * dim
-        return TensorArg((batch, count, length, dim), dtype, (length * row, dim, row, 1))
+    behind = draw.chance(0.3)  # as after rotary embeddings
+    wide = dim if "cudnn" not in draw.form() or draw.chance(0.8) else max(8, dim // 2)  # of the values
+
+    def laid(count: int, width: int) -> TensorArg:
+        row = count * width
+        strides = None if behind else (length * row, width, row, 1)
+        return TensorArg((batch, count, length, width), dtype, strides)
 
     masked = TensorArg((batch, heads, length, length), dtype, (length * length, 0, length, 1))
     fits = length % 16 == 0 and masked.nbytes <= USUAL_BYTES and draw.chance(0.6)
     return {
-        "q": projected(heads),
-        "k": projected(heads // shared),
+        "q": laid(heads, dim),
+        "k": laid(heads // shared, dim),
+        "v": laid(heads // shared, wide),
+        "out": laid(heads, wide),
         "mask": masked if fits else None,
+        "square": TensorArg((length, length), dtype) if fits else None,
         "causal": draw.chance(0.4) and not fits,
+        "length": length,
+        "lse": TensorArg((batch, heads, length, 1)),
+        "padded_lse": TensorArg((batch, heads, -(-length // 32) * 32)),
+        "seed": TensorArg((), "int64", high=1 << 20),
     }
 
 
 ATTENTION = KernelSweep(
     (1, _draw_attention, "_scaled_dot_product_flash_attention(*q, *k, *k, 0.0, causal, False)"),
-    (1, _draw_attention, "_scaled_dot_product_cudnn_attention(*q, *k, *k, None, True, 0.0, causal, False)"),
+    (1, _draw_attention, "_scaled_dot_product_cudnn_attention(*q, *k, *v, square, True, 0.0, causal, False)"),
+    (
+        *(1, _draw_attention),
+        "_scaled_dot_product_cudnn_attention_backward"
+        "(*out, q, k, v, out, lse, seed, seed, square, None, None, length, length, 0.0, causal)",
+    ),
     (
         *(1, partial(_draw_attention, dtypes=FLOATS)),
         "_scaled_dot_product_efficient_attention(*q, *k, *k, mask, True, 0.0, causal)",
+    ),
+    (
+        *(1, partial(_draw_attention, dtypes=FLOATS)),
+        "_scaled_dot_product_efficient_attention_backward"
+        "(*out, q, k, k, mask, out, padded_lse, seed, seed, 0.0, [True, True, True, False], causal)",
     ),
 )
 
