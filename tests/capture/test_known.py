@@ -70,6 +70,24 @@ def test_a_mask_to_be_added_is_known_as_the_mask_is_and_large_numbers_of_a_batch
     assert set(seen) == {(False, True)}
 
 
+def test_numbers_put_by_an_unknown_index_are_as_many_as_it_has() -> None:
+    def make() -> Step:
+        scores = nn.Linear(8, 64, device="cuda")(torch.randn(8, device="cuda"))
+
+        def step() -> None:
+            chosen, others = torch.zeros(64, dtype=torch.uint8, device="cuda"), torch.zeros(64, dtype=torch.bool, device="cuda")
+            chosen[scores.argsort()[:5]] = 1
+            others[scores.argsort()[:7]] = True
+            counts.append((torch.where(chosen)[0].numel(), torch.where(others)[0].numel()))
+
+        return step
+
+    counts: list[tuple[int, int]] = []
+    _, said = captured_step(make)
+    assert set(counts) == {(5, 7)}
+    assert any("puts 5 numbers where values of the device say" in each for each in said)
+
+
 def test_what_weights_decide_picks_everything_and_is_said() -> None:
     def make() -> Step:
         layer, x = nn.Linear(8, 8).cuda(), torch.randn(16, 8, device="cuda")

@@ -62,6 +62,7 @@ def where_true(indices: Any) -> list[torch.Tensor | None]:
 
 
 _address: Any = torch._C._storage_address  # type: ignore[attr-defined]
+_PUTS = frozenset((_aten.index_put_.default, _aten._index_put_impl_.default))
 OVERWRITES = frozenset((_aten.copy_.default, _aten.fill_.Scalar, _aten.fill_.Tensor, _aten.zero_.default))
 
 
@@ -126,6 +127,8 @@ class Known:
             if routed:
                 self._routed[result.untyped_storage()._cdata] = routed
             return
+        if func in _PUTS and self._put_somewhere(func, args):
+            return
         if not self._computable(func, args, kwargs, result):
             for tensor in _written(func, args, kwargs):
                 self.forget(tensor)
@@ -140,6 +143,20 @@ class Known:
             self._keep(tensor, values)
             if routed:
                 self._routed[tensor.untyped_storage()._cdata] = routed
+
+    def _put_somewhere(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Takes known numbers that are put by an index which is not known to be put at as many different places."""
+        target, indices, values, *more = args
+        index = indices[0] if len(indices) == 1 else None
+        if index is None or index.dtype in TRUTHS or self.values(target) is None or self.values(index) is not None:
+            return False
+        if any(more) or index.numel() > target.shape[0] or not self.knows((values,), {}):
+            return False
+        places = _some_of(target.shape[0], index.numel()).reshape(index.shape)
+        self.computed(func, (target, [places], values), {})
+        text = f"puts {index.numel():,} numbers where values of the device say, taken as different places"
+        self.said[f"{user_line() or 'PyTorch'} {text}"] = None
+        return True
 
     def _overwritten(self, func: Any, args: tuple[Any, ...], result: torch.Tensor) -> bool:
         """Keeps what is written over a whole storage, whatever was there before."""
@@ -269,6 +286,15 @@ def _each(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_each(each, change) for each in value)
     return None if isinstance(value, torch.Generator) else value
+
+
+def _some_of(rows: int, count: int) -> torch.Tensor:
+    """So many different rows, others for other counts. The observer sees nothing of it."""
+    torch._C._autograd._enable_record_function(False)
+    try:
+        return torch.randperm(rows, generator=torch.Generator().manual_seed(count))[:count]
+    finally:
+        torch._C._autograd._enable_record_function(True)
 
 
 def _rows(count: int, *more: int) -> torch.Tensor:
