@@ -93,3 +93,19 @@ def test_summing_a_sparse_gradient_sorts_its_rows_and_is_done_before_the_sums_ar
 def test_sums_take_less_on_a_device_with_fewer_sms_and_nothing_of_no_rows() -> None:
     assert 0 < column_sum_bytes(8192, 4096, read_device("a100")) < column_sum_bytes(8192, 4096, reference_device())
     assert column_sum_bytes(0, 768, reference_device()) == 0
+
+
+def test_what_a_derivative_makes_on_the_way_to_a_result_is_dropped_when_that_is_made() -> None:
+    """As in that of a division: -gradient * ((a / b) / b), then gradient / b."""
+    trace = Trace()
+    node = trace.op("DivBackward0")
+    a, b, gradient, first, second, negated, of_b, of_a = (gpu([256], storage) for storage in range(3, 11))
+    trace.op("aten::div", a, b, outputs=(first,), inside=node)
+    trace.op("aten::div", first, b, outputs=(second,), inside=node)
+    trace.op("aten::neg", gradient, outputs=(negated,), inside=node)
+    result = trace.op("aten::mul", negated, second, outputs=(of_b,), inside=node) - node
+    trace.op("aten::div", gradient, b, outputs=(of_a,), inside=node)
+    program = trace.program()
+    begin = next(row for row in range(len(program.ops.name)) if program.names[int(program.ops.name[row])] == "DivBackward0")
+    made = [life.dies - begin for life in storages(program, reference_device()) if life.born > begin]
+    assert made[:3] == [result] * 3

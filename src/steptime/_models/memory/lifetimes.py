@@ -8,9 +8,10 @@ there before the step and stays: parameters, optimiser state, gradient buckets, 
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -23,6 +24,7 @@ from steptime._program.program import Phase, Program
 BEFORE = -1
 _BUCKET_OP = "c10d::allreduce_"
 _AUTOGRAD_NODE = "autograd::engine::evaluate_function"
+_DERIVATIVE = re.compile(r"^\w+Backward\d+$")  # nodes that are written in C++
 _COLLECTIVE_OPS = ("c10d::", "record_param_comms")
 
 
@@ -118,6 +120,7 @@ def storages(program: Program, device: DeviceLimits) -> tuple[Storage, ...]:
                 life.reduced |= reduces
     for life in lives.values():
         _outlast(life, table)
+    _keep_in_formulas(lives.values(), table)
     beside = (Storage(nbytes, row, dies, MemoryKind.TEMPORARIES) for row, dies, nbytes in scratch(table, device) if nbytes)
     return (*(life.storage(len(phases)) for life in lives.values()), *beside)
 
@@ -137,6 +140,31 @@ def _nodes(table: OpTable) -> list[int]:
     for row, parent in enumerate(table.parents):
         if parent >= 0 and not nodes[row] and (results[parent] != parent or nodes[parent]):
             results[row] = results[parent]
+    return results
+
+
+def _keep_in_formulas(lives: Iterable[_Life], table: OpTable) -> None:
+    """What a derivative of PyTorch's own makes on the way to a result is dropped when that is made: C++ keeps what an
+    expression makes to its end."""
+    formulas = _formulas(table)
+    until: dict[
+        int, int
+    ] = {}  # the last row of an op within a formula -> when the last thing is dropped that it made on the way
+    for life in sorted(lives, key=lambda life: -life.born):
+        if life.born == BEFORE or formulas[life.born] == BEFORE:
+            continue
+        if life.dies < len(table) and formulas[life.dies] == formulas[life.born]:
+            life.dies = max(life.dies, until.get(life.dies, BEFORE))
+            made = table.last[life.born]
+            until[made] = max(until.get(made, BEFORE), life.dies)
+
+
+def _formulas(table: OpTable) -> list[int]:
+    """Per op, the node of a derivative that it is inside of; -1 where it is in none."""
+    results = [BEFORE] * len(table)
+    for row, parent in enumerate(table.parents):
+        if parent >= 0:
+            results[row] = parent if _DERIVATIVE.search(table.names[parent]) else results[parent]
     return results
 
 
