@@ -47,6 +47,7 @@ class Note:
     outputs: list[int] = field(default_factory=list)
     over: bool = False  # nobody else holds its first argument, so that a sum of gradients can be written over it
     switches: Switches = DEFAULT_SWITCHES
+    wraps: bool = False  # its tensors wrap those that other ops take
     pageable: bool = False  # a copy that the host waits for whatever it says: its memory is not pinned
 
 
@@ -160,6 +161,7 @@ class _Values:
     def __init__(self, tree: _Tree) -> None:
         self._storage: dict[_Key, list[tuple[int, int]]] = {}  # of a tensor: rows from which on it has which
         self._row = self._last = 0
+        self._wraps = any(row.note is not None and row.note.wraps for row in tree.rows)
         self._ends = list(range(len(tree.rows)))  # per row, the last one inside it
         for index in range(len(tree.rows) - 1, 0, -1):
             above = tree.rows[index].parent
@@ -204,11 +206,16 @@ class _Values:
             return _DEVICE if value == _META else value
         if value.device != _META:
             return replace(value, storage=None if value.storage is None else self._number("cpu", value.storage))
+        number: int | None
         storage = self._storage_of(value)
         while storage in self._same:
             storage = self._same[storage]
-        # What no op below autograd takes or makes, as a sharded tensor that wraps what ops do, has no memory of its own.
-        number = None if storage is None else self._number(_DEVICE, storage)
+        if storage is not None:
+            number = self._number(_DEVICE, storage)
+        else:
+            # What no op below autograd takes or makes: a tensor that wraps one has no memory of its own; an argument of a
+            # function written in Python is known by its own number alone.
+            number = None if self._wraps else self._number("tensor", value.id or 0)
         return Tensor(value.shape, value.dtype, value.strides, value.id, number, value.offset, _DEVICE)
 
     def _number(self, where: str, storage: int) -> int:

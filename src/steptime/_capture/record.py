@@ -243,7 +243,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # The observer knows a tensor by its address, which must not become another's.
         self._weak += [_WEAK_TENSOR(tensor) for tensor in tensors_of(args, kwargs)]
         op = traits_of(func)
-        note = Note(op.name)
+        note = Note(op.name, wraps=True)
         with TraceRange(f"{LEAF}{len(self.notes)}"):
             self.notes.append(note)
         rest = [kwargs.get(name) for name in op.arguments[len(args) :]]
