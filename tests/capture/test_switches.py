@@ -97,6 +97,7 @@ def test_every_way_to_allow_tf32_for_products_is_noted_with_them(switch: Switch,
 def test_convolutions_use_tf32_until_they_are_told_not_to(switch: Switch, tf32: bool | None) -> None:
     program = convolutional(switch).programs[0]
     assert switched(program, *CONVOLUTIONS) == {Switches(tf32=tf32)}
+    assert torch.backends.cudnn.allow_tf32  # which raises where old and new settings do not agree
 
 
 def test_what_holds_when_an_op_runs_counts() -> None:

@@ -37,9 +37,15 @@ def rows() -> dict[str, list[Row]]:
 
 
 def ruled(call: Call) -> bool:
-    """Whether rules are to say what a call launches: not of Fourier transforms, recurrent layers and rows that are sorted."""
-    sorts_rows = base_of(call.op) == "aten::sort" and len(next(call.tensors()).shape) > 1
-    return bool(family_of(call.op)) and not sorts_rows
+    """Whether rules are to say what a call launches.
+
+    Not of Fourier transforms, recurrent layers, rows that are sorted, and batch norms of volumes with their channels last.
+    """
+    first = next(call.tensors(), None)
+    rank = 0 if first is None else len(first.shape)
+    sorts_rows = base_of(call.op) == "aten::sort" and rank > 1
+    volumes = base_of(call.op).startswith("aten::native_batch_norm") and rank == 5 and first is not None and bool(first.strides)
+    return bool(family_of(call.op)) and not sorts_rows and not volumes
 
 
 def kernels(call: Call) -> list[str]:

@@ -91,6 +91,8 @@ def restored() -> Iterator[None]:
     finally:
         del _preferred[1:]
         torch.set_float32_matmul_precision(precision)
+        # The flag that was there before the settings by part, which these do not move.
+        torch._C._set_cudnn_allow_tf32(parts["cuda", "conv"] == _TF32)
         for key, value in parts.items():
             _set(*key, value)
         for owner, name, value in kept:
