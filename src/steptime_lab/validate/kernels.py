@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import isfinite
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ from steptime._models.kernels.call import base_of, precision_of
 from steptime._models.kernels.family import families
 from steptime._models.kernels.fitted import Answered, KernelModels
 from steptime._models.kernels.forms import KernelForm
+from steptime._models.kernels.question import Answer
 from steptime._ops.catalogue import op_kind
 from steptime._ops.families import WorkFamily, op_family
 from steptime._platforms.device import Device
@@ -36,7 +38,7 @@ def validate_kernels(
     answered = models.ask(questions)
     beside = {name: form.answers(questions) for name, form in baselines.items()}
     compared = [
-        Compared(case, _groups(row), {name: case.by(answers[index].time_ns) for name, answers in beside.items()})
+        Compared(case, _groups(row), {name: case.by(time_ns) for name, time_ns in _known(beside, index).items()})
         for index, (row, item) in enumerate(zip(rows, answered, strict=True))
         if (case := _case(row, item, models)) is not None
     ]
@@ -55,6 +57,12 @@ def validate_kernels(
         notes=("noise floor: one repeat against the mean of the others; a median of three repeats has about half of it",),
         warnings=tuple(sorted(missing)),
     )
+
+
+def _known(beside: Mapping[str, Sequence[Answer]], index: int) -> dict[str, float]:
+    """What baselines say of a row; one that was fitted to nothing of its family says nothing."""
+    times_ns = {name: answers[index].time_ns for name, answers in beside.items()}
+    return {name: time_ns for name, time_ns in times_ns.items() if isfinite(time_ns)}
 
 
 def compared_kernels(table: pa.Table, device: Device, *, split: str = TEST) -> list[Compared]:
