@@ -194,7 +194,7 @@ def test_a_family_that_is_off_in_what_has_much_of_it_is_wider(cases: list[ZooCas
         one.measured.kernels, families={"matmul": 9.0, "elementwise": 3.0})))  # fmt: skip
     errors = unseen_situation([one, off]).errors
     assert errors["matmul"].above > errors["elementwise"].above
-    assert errors["matmul"].above > errors["matmul"].below
+    assert errors["matmul"].above == errors["matmul"].below
     assert errors["matmul"].above > unseen_situation([one, one]).errors["matmul"].above
 
 

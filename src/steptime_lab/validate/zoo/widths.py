@@ -3,8 +3,8 @@
 Residuals of kernel rows say how far single calls are off. Calls of one architecture err together, since a model that has never
 seen its layouts and sizes is off in all its layers alike. Of every architecture and family of ops the logarithm of measured
 over predicted device time is known; its mean square over architectures, each counting as the square of the family's share, is
-the family's width. Widths are then scaled so that intervals hold nine of ten architectures: the conformal quantile of how wide
-each would have needed them.
+the family's width, to either side: on which side the few were that were far off says nothing of the next one. Widths are then
+scaled so that intervals hold nine of ten architectures: the conformal quantile of how wide each would have needed them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SCALES = np.arange(0.0, 6.01, 0.05)
 # Where the device has less to do than this share of the step, its errors do not show in it.
 _BUSY = 0.9
 
-Widths = Mapping[str, tuple[float, float]]
+Widths = Mapping[str, float]
 
 
 def unseen_situation(cases: Sequence[ZooCase]) -> Situation:
@@ -36,31 +36,30 @@ def unseen_situation(cases: Sequence[ZooCase]) -> Situation:
     profiled = [case for case in cases if case.measured.finite and case.measured.kernels is not None]
     widths = _widths(profiled)
     scale = _scale(profiled, widths)
-    errors = {name: KindError(scale * below, scale * above) for name, (below, above) in widths.items()}
+    errors = {name: KindError(scale * width, scale * width) for name, width in widths.items()}
     groups = tuple(sorted({case.answer.group for case in profiled}))
     return Situation(UNSEEN, errors, len(profiled), groups, by_family=True)
 
 
 def _widths(cases: Sequence[ZooCase]) -> Widths:
-    """Per family the roots of weighed mean squares of logarithms below and above a prediction."""
-    squares: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+    """Per family the root of the weighed mean square of logarithms."""
+    squares: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for case in cases:
         kernels = case.measured.kernels
         assert kernels is not None
         for name, took_ms in case.answer.families.items():
             if took_ms > 0 and kernels.families.get(name, 0.0) > 0:
                 error = float(np.clip(np.log(kernels.families[name] / took_ms), -_MOST, _MOST))
-                squares[name].append(((took_ms / case.answer.device_ms) ** 2, min(error, 0.0) ** 2, max(error, 0.0) ** 2))
-    every = np.array([each for rows in squares.values() for each in rows])
-    pooled = np.average(every[:, 1:], axis=0, weights=every[:, 0])
+                squares[name].append(((took_ms / case.answer.device_ms) ** 2, error**2))
+    every = [each for rows in squares.values() for each in rows]
+    pooled = _mean(every)
     known = [family.label for family in WorkFamily if family is not WorkFamily.COMMUNICATION]
-    return {name: _width(np.array(squares.get(name) or [(0.0, 0.0, 0.0)]), pooled) for name in known}
+    return {name: float(np.sqrt(_mean([*squares[name], (_TELLING, pooled)]))) for name in known}
 
 
-def _width(rows: np.ndarray, pooled: np.ndarray) -> tuple[float, float]:
-    weights = rows[:, 0]
-    below, above = np.sqrt((weights @ rows[:, 1:] + _TELLING * pooled) / (weights.sum() + _TELLING))
-    return float(below), float(above)
+def _mean(weighed: Sequence[tuple[float, float]]) -> float:
+    weights, values = zip(*weighed, strict=True)
+    return float(np.average(values, weights=weights))
 
 
 def _scale(cases: Sequence[ZooCase], widths: Widths) -> float:
@@ -75,6 +74,6 @@ def _needed(case: ZooCase, widths: Widths) -> float:
     side = int(error > 0)
     alone = abs(float(np.log((answer.low_ms, answer.high_ms)[side] / answer.step_ms))) / _NINE_OF_TEN
     shares = {name: took_ms / answer.step_ms for name, took_ms in answer.families.items() if name in widths}
-    together = sum((share * widths[name][side]) ** 2 for name, share in shares.items())
+    together = sum((share * widths[name]) ** 2 for name, share in shares.items())
     held = _NINE_OF_TEN * np.sqrt(alone**2 + _SCALES**2 * together) >= abs(error)
     return float(_SCALES[np.argmax(held)]) if held.any() else float(_SCALES[-1])
