@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,9 @@ def test_validate_kernels_says_the_same_to_programs_and_its_families_are_within_
     assert found["facts"]["median_family_gmae"] < 0.05
     # Nine of ten measured times should lie in the interval.
     assert 0.8 < found["summary"]["interval_coverage"] < 0.97
-    assert not found["warnings"]
+    # What is measured and has no rule yet is said, and nothing else.
+    unruled = re.compile(r"other: (aten::sort\.default: no rule says|no family has aten::(_cudnn_rnn|_fft_)).*")
+    assert all(map(unruled.fullmatch, found["warnings"]))
     documented = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
     line = next(line for line in documented.splitlines() if line.startswith("| **all** |"))
     told = [cell.strip() for cell in line.strip("|").split("|")]

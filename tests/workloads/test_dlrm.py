@@ -82,6 +82,7 @@ def _train(rank: int, folder: str) -> None:
         seen = {"before": before, "after": _state(step), "inputs": step.inputs, "labels": step.labels}
         torch.save(seen, f"{folder}/{name}-{rank}.pt")
         step.close()
+    dist.barrier()  # nobody leaves while the other still talks
     dist.destroy_process_group()
 
 
