@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -189,18 +190,22 @@ def test_lookups_and_recorded_kernels_are_known_in_steps() -> None:
     assert carried.kind("matmul 14 aten::mm.default", WorkFamily.MATMUL) == "products"
 
 
+def damaged_is_refused_in_one_line(read: Callable[[Path], object], file: Path, text: str) -> None:
+    draw = random.Random(3)
+    for _ in range(500):
+        file.write_text(mutated_text(text, draw), encoding="utf-8")
+        try:
+            read(file)
+        except InputError as error:
+            assert "\n" not in str(error)
+
+
 def test_families_are_written_as_they_are_read(tmp_path: Path) -> None:
     file = tmp_path / "architectures.toml"
     text = written([unseen_architecture()], "as shipped")
     file.write_text(text, encoding="utf-8")
     assert read_unseen(file) == unseen_architecture()
-    draw = random.Random(4)
-    for _ in range(500):
-        file.write_text(mutated_text(text, draw), encoding="utf-8")
-        try:
-            read_unseen(file)
-        except InputError as error:
-            assert "\n" not in str(error)
+    damaged_is_refused_in_one_line(read_unseen, file, text)
 
 
 def test_situations_are_written_as_they_are_read(tmp_path: Path) -> None:
@@ -208,13 +213,7 @@ def test_situations_are_written_as_they_are_read(tmp_path: Path) -> None:
     text = written(list(situations().values()), "as shipped")
     file.write_text(text, encoding="utf-8")
     assert read_situations(file) == situations()
-    draw = random.Random(3)
-    for _ in range(500):
-        file.write_text(mutated_text(text, draw), encoding="utf-8")
-        try:
-            read_situations(file)
-        except InputError as error:
-            assert "\n" not in str(error)
+    damaged_is_refused_in_one_line(read_situations, file, text)
 
 
 def test_the_command_prints_every_source_with_coverage_and_half_width(

@@ -60,7 +60,6 @@ class Situation:
     errors: Mapping[str, KindError] = field(default_factory=dict)
     rows: int = 0
     sources: tuple[str, ...] = ()
-
     by_family: bool = False  # whether errors are those of families of ops, else of kinds of kernels
 
     def kind(self, group: str, family: WorkFamily) -> str:

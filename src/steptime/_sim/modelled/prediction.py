@@ -78,7 +78,7 @@ def prediction_of(
     calibration = known_of(step.platform, calibration)
     result, settling, clocks = step.powered(calibration)
     steps = max(1, *(len(program.program.steps) for program in step.programs))
-    low, high = interval_of(float(result.period_ns[0]), draws_ns(step, result, calibration, clocks, situation))
+    low, high = interval_ns(step, result, calibration, clocks, situation)
     warnings = [*step.warnings, *_caveats(step, calibration)]
     if not result.converged:
         warnings.append(f"the step had not settled after {result.iterations} windows; the period is their mean")
@@ -154,9 +154,11 @@ def _power_bound(text: str, power: StepPower | None, highest_hz: float) -> str:
     return f"power-bound: the card holds its cap of {power.cap_w:,.0f} W and runs at {clocks}; {text.partition(': ')[2]}"
 
 
-def interval_ns(step: ModelledStep, drawless: Steady, calibration: Calibration, clocks: Floats) -> tuple[float, float]:
+def interval_ns(
+    step: ModelledStep, drawless: Steady, calibration: Calibration, clocks: Floats, situation: Situation | None = None
+) -> tuple[float, float]:
     """The interval that should hold nine of ten measured steps; `drawless` is the step without draws."""
-    return interval_of(float(drawless.period_ns[0]), draws_ns(step, drawless, calibration, clocks))
+    return interval_of(float(drawless.period_ns[0]), draws_ns(step, drawless, calibration, clocks, situation))
 
 
 def interval_of(period_ns: float, draws: Floats) -> tuple[float, float]:
