@@ -100,9 +100,9 @@ class DeviceProfile:
         time.sleep(_MARGIN_S)
         self._profile.__exit__(*failure)
 
-    def mark(self, what: str) -> None:  # noqa: ARG002
-        """What is issued from now on belongs to a new segment."""
-        _marker()
+    def mark(self, what: str, cycles: int = 1) -> None:  # noqa: ARG002
+        """What is issued from now on belongs to a new segment, which the device begins after so many cycles."""
+        _marker(cycles)
         self._marks += 1
 
     def segments(self) -> list[Segment]:
@@ -126,7 +126,7 @@ class HostProfile:
     def __exit__(self, *_: object) -> None:
         self._starts.append(time.perf_counter_ns())
 
-    def mark(self, what: str) -> None:
+    def mark(self, what: str, cycles: int = 1) -> None:  # noqa: ARG002
         """What is issued from now on belongs to a new segment."""
         self._names.append(what)
         self._starts.append(time.perf_counter_ns())
@@ -148,8 +148,8 @@ def profile_on(device: torch.device) -> Profile:
     return DeviceProfile() if device.type == "cuda" else HostProfile()
 
 
-def _marker() -> None:
-    torch.cuda._sleep(1)  # type: ignore[no-untyped-call]
+def _marker(cycles: int = 1) -> None:
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
 
 def cut(work: Iterable[DeviceWork], marks: int) -> list[Segment]:
@@ -190,6 +190,16 @@ def span_ns(segment: Segment) -> int:
     """From the first start to the last end; cuDNN runs the groups of a convolution side by side, so the last to start may not
     be the last to end."""
     return max(work.start_ns + work.duration_ns for work in segment) - min(work.start_ns for work in segment)
+
+
+def busy_ns(segment: Segment) -> int:
+    """How long any of it ran: kernels side by side count once, gaps between them not at all."""
+    total, until = 0, 0
+    for work in sorted(segment, key=lambda one: one.start_ns):
+        end = work.start_ns + work.duration_ns
+        total += max(0, end - max(until, work.start_ns))
+        until = max(until, end)
+    return total
 
 
 @contextmanager

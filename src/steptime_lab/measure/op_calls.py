@@ -157,6 +157,9 @@ _REFUSED = frozenset({"from_file", "resize_", "resize_as_", "_resize_output_", "
 # Indices of the elements below a square's diagonal, as the interaction of a DLRM takes them.
 _BELOW_DIAGONAL = ("lower_row", "lower_column")
 
+# Values of a tensor that only the forward pass can fill.
+RESERVE = "reserve"
+
 # What an integer tensor holds where the call does not say: small enough for every integer dtype.
 _DEFAULT_HIGH = 100
 
@@ -210,6 +213,7 @@ class PreparedCall:
         writes = [argument.alias_info is not None and argument.alias_info.is_write for argument in schema]
         mutable = {argument.name: written for argument, written in zip(schema, writes, strict=True)}
         self._args = [self._slot(value, index < len(writes) and writes[index]) for index, value in enumerate(call.args)]
+        self._kept = [i for i, value in enumerate(call.args) if isinstance(value, TensorArg) and value.values == RESERVE]
         self._kwargs = {
             name: named(name, value, arena.device) if isinstance(value, str) else self._slot(value, mutable.get(name, False))
             for name, value in call.kwargs
@@ -219,6 +223,8 @@ class PreparedCall:
         if any(needed > self._regions[key].size for key, needed in self._needs.items()):
             raise DoesNotFitError("does not fit the arena")
         self._written = [index for index in call.written if index < len(call.args) and _on_device(call.args[index])]
+        for index in self._kept:
+            self._args[index] = _reserve_of(self.op, self.fresh()[0])
 
     @property
     def can_be_warm(self) -> bool:
@@ -260,7 +266,7 @@ class PreparedCall:
         if isinstance(value, tuple):
             slots = [self._slot(item, mutable) for item in value]
             return _List(slots) if any(isinstance(slot, _View) for slot in slots) else slots
-        if not isinstance(value, TensorArg):
+        if not isinstance(value, TensorArg) or value.values == RESERVE:
             return value
         if not torch_dtype(value.dtype).is_floating_point:
             return fixed(value, self._arena.device)
@@ -268,6 +274,14 @@ class PreparedCall:
         self._regions[id(region)] = region
         self._needs[id(region)] += step_of(value)
         return _View(value, region)
+
+
+def _reserve_of(op: Any, args: list[Any]) -> torch.Tensor:
+    """What the forward pass of a recurrent layer keeps for the backward pass with these arguments."""
+    if op is not torch.ops.aten._cudnn_rnn_backward.default:
+        raise InputError(f"{op}: no forward pass of it is known that would keep anything")
+    kept: torch.Tensor = torch.ops.aten._cudnn_rnn.default(*args[:6], *args[10:20])[3]
+    return kept
 
 
 def named(name: str, value: str, device: torch.device) -> Any:

@@ -25,8 +25,12 @@ KERNELS = MeasuredSet(
         pa.field("kernel_ns", pa.list_(pa.float64())),  # median per kernel; `time_ns` is the median of their sum
         pa.field("span_ns", pa.float64()),  # median from the first kernel's start to the last one's end
         pa.field("event_ns", pa.float64()),  # the same call timed with CUDA events, where it was in the sample; else null
+        pa.field(
+            "busy_ns", pa.float64()
+        ),  # median of how long any of its kernels ran; less than their sum where some run beside
     ),
     case=("call", "cache", "tf32", "benchmark", "share", "others"),
+    added=("busy_ns",),
 )
 
 

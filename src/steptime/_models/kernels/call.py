@@ -42,7 +42,8 @@ class TensorArg:
     # mask (bool, half of it set) | offsets (0, k, 2k, ...: bags of k, `high` in all) |
     # lower_row, lower_column (where the elements below the diagonal of a `high` x `high` square are, in order) |
     # ends (k, 2k, ...: where groups of k end, `high` in all) |
-    # ordered (0, 1, 2, ...: as `arange` makes them, beginning again at `high`)
+    # ordered (0, 1, 2, ...: as `arange` makes them, beginning again at `high`) |
+    # reserve (what a forward pass keeps for this call; its true size may be another)
     values: str = "normal"
 
     @property

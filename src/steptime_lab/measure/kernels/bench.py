@@ -24,8 +24,18 @@ from steptime._calibrate.harness.session import Progress, Session, Setting
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._units import NS_PER_MS
 from steptime.errors import InputError
-from steptime_lab.measure.device_profile import COLD, WARM, MarkersError, Segment, batches_of, profile_on, skip_failed, told_by
-from steptime_lab.measure.kernels.cases import KernelCase, draw_of
+from steptime_lab.measure.device_profile import (
+    COLD,
+    WARM,
+    MarkersError,
+    Segment,
+    batches_of,
+    busy_ns,
+    profile_on,
+    skip_failed,
+    told_by,
+)
+from steptime_lab.measure.kernels.cases import RECURRENT_OPS, KernelCase, draw_of
 from steptime_lab.measure.op_calls import Arena, DoesNotFitError, PreparedCall, torch_dtype
 from steptime_lab.measure.restarts import AvoidList
 from steptime_lab.measurements.sets import KERNELS
@@ -75,7 +85,10 @@ class Sentinels:
 def row_of(case: KernelCase, cache: str, repeats: Sequence[Segment], setting: Setting) -> dict[str, Any] | None:
     """The row of a case in one cache state; nothing where the op launched nothing."""
     told = told_by(repeats)
-    return None if told is None else {**case.asked(), "cache": cache, "share": setting.share, "others": setting.others, **told}
+    if told is None:
+        return None
+    busy = float(np.median([busy_ns(segment) for segment in repeats if segment]))
+    return {**case.asked(), "cache": cache, "share": setting.share, "others": setting.others, "busy_ns": busy, **told}
 
 
 # Calls per profile; times six runs. More make parsing wait, fewer make starting and stopping the profiler cost.
@@ -86,6 +99,11 @@ _FIXED_SHARE = 0.25
 # A call that takes longer than so many seconds is repeated at most so often.
 _FEWER_REPEATS = ((0.030, 1), (0.003, 2))
 
+
+# An op that launches hundreds of kernels on several streams is held back until the host is through: in a step the host is
+# ahead, and what runs side by side there would otherwise wait for launches here.
+_MOST_HELD_S = 0.01
+_CYCLES_PER_S = 2e9  # of the SM clock, about
 
 # First runs of one op may take such a share of the time: cuDNN plans some calls for longer than all others take to run.
 _FIRST_RUNS_SHARE, _LEAST_FIRST_RUNS_S = 0.06, 10.0
@@ -99,6 +117,7 @@ class _ReadyCall:
     case: KernelCase
     prepared: PreparedCall
     repeats: int
+    cycles: int = 1  # that the device waits before each run
     segments: dict[str, list[Segment]] = field(default_factory=lambda: {COLD: [], WARM: []})
 
 
@@ -154,9 +173,8 @@ class KernelBench:
 
     def prepare(self, case: KernelCase) -> PreparedCall:
         """A case ready to run under its own settings."""
-        prepared = PreparedCall(case.call, self._arena)
         self._set_flags(case)
-        return prepared
+        return PreparedCall(case.call, self._arena)
 
     def _prepare(self, case: KernelCase, setting: Setting) -> _ReadyCall | None:
         """Runs a case once, or twice where it was slow: plans are made and code is loaded at the first run."""
@@ -174,7 +192,8 @@ class KernelBench:
             self._failed(case, error)
             return None
         repeats = next((few for limit_s, few in _FEWER_REPEATS if took_s > limit_s), setting.repeats)
-        return _ReadyCall(case, prepared, min(repeats, setting.repeats))
+        held_s = min(took_s, _MOST_HELD_S) if case.call.op in RECURRENT_OPS else 0.0
+        return _ReadyCall(case, prepared, min(repeats, setting.repeats), max(1, int(_CYCLES_PER_S * held_s)))
 
     def _first_run(self, prepared: PreparedCall) -> float:
         start = time.perf_counter()
@@ -257,7 +276,7 @@ class KernelBench:
                 mark("producer")
                 owners.append(None)
                 prepared.produce(args)
-            mark(prepared.call.op)
+            mark(prepared.call.op, one.cycles)
             owners.append((one, cache))
             prepared.op(*args, **kwargs)
         except RuntimeError:

@@ -59,6 +59,7 @@ SMALL_PART = 16
 _PART_OF_WORKLOADS = 0.3
 
 SWEEP = "sweep"
+RECURRENT_OPS = ("aten::_cudnn_rnn.default", "aten::_cudnn_rnn_backward.default")
 # Of the calls of sections, how many are run with their input just written as well.
 _WARM_OF_SECTIONS = 0.4
 # Of every family, calls that come before more of any other; and what is added to a seed for the second sweep, which draws by
@@ -165,7 +166,9 @@ def section_cases(names: Sequence[str], seed: int, *, small: bool, smallest: boo
     cases = []
     for call in drawn:
         text = call.to_json()
-        warm = draw_of(text, "warm") < _WARM_OF_SECTIONS and call.dtype != "float8"
+        # Of hundreds of kernels only the first would find anything warm.
+        never = call.dtype == "float8" or call.op in RECURRENT_OPS
+        warm = draw_of(text, "warm") < _WARM_OF_SECTIONS and not never
         cases.append(KernelCase(call, text, _family_of(call), SWEEP, tf32=_tf32_of_sweep(call, text), warm=warm))
     return _unique(cases)
 
@@ -228,9 +231,12 @@ def _unique(cases: Iterable[KernelCase]) -> list[KernelCase]:
 
 
 def _tf32_of_sweep(call: Call, text: str) -> bool:
-    """Half of the products and convolutions of fp32 may use TF32."""
-    products = (WorkFamily.MATMUL, WorkFamily.CONVOLUTION)
-    return call.dtype == "float32" and _kind(call) in products and draw_of(text, "tf32") < 0.5
+    """Half of the products and convolutions of fp32 may use TF32, and most recurrent layers, as PyTorch sets it."""
+    if call.dtype != "float32":
+        return False
+    if call.op in RECURRENT_OPS:
+        return draw_of(text, "tf32") < 0.7
+    return _kind(call) in (WorkFamily.MATMUL, WorkFamily.CONVOLUTION) and draw_of(text, "tf32") < 0.5
 
 
 def _family_of(call: Call) -> str:

@@ -1,5 +1,5 @@
 """Calls of layers as models outside the usual sweeps have them: convolutions of every kind, odd products, norms, attention,
-recurrent layers, large tables and what optimisers do to them.
+large tables and what optimisers do to them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,18 @@ from steptime._models.kernels.sweep import (
     KernelSweep,
     Shape,
 )
+from steptime._units import dtype_bytes
 
 # Operations of the largest convolution of a call, by dtype: a large layer of a large batch.
 _MOST_FLOP = {"float32": 1e11, "bfloat16": 8e11, "float16": 8e11}
 
 
-def _geometry(draw: Draw, kind: str) -> tuple[Shape, Shape, int, int, int, int, int]:
-    """Image, taps, stride, dilation, groups, inputs and outputs of a layer of a kind."""
+# Image, taps, stride, dilation, groups, inputs and outputs of a layer.
+Geometry = tuple[Shape, Shape, int, int, int, int, int]
+
+
+def _geometry(draw: Draw, kind: str) -> Geometry:
+    """A layer of a kind."""
     side, channels = draw.pick((7, 8, 14, 16, 28, 32, 56, 64, 112, 128)), draw.size(16, 1024)
     if kind == "large":
         tap = draw.pick((1, 1, 3))
@@ -72,14 +77,17 @@ _KINDS = {"large": 0.25, "depthwise": 0.22, "grouped": 0.2, "line": 0.12, "solid
 
 
 def _draw_convolution(draw: Draw) -> Drawn | None:
-    kind = draw.pick(tuple(_KINDS), tuple(_KINDS.values()))
-    image, taps, stride, dilation, groups, inputs, outputs = _geometry(draw, kind)
+    return layer_of(draw, _geometry(draw, draw.pick(tuple(_KINDS), tuple(_KINDS.values()))))
+
+
+def layer_of(draw: Draw, geometry: Geometry, **limits: float) -> Drawn | None:
+    """The arguments of a layer that pads so that its image stays as large as its stride leaves it."""
+    image, taps, stride, dilation, groups, inputs, outputs = geometry
     padding = tuple(dilation * (tap // 2) for tap in taps)
     sides = zip(image, taps, padding, strict=True)
     result = tuple((side + 2 * pad - dilation * (tap - 1) - 1) // stride + 1 for side, tap, pad in sides)
-    return _layer(
-        draw, (inputs, *image), (outputs, *result), (outputs, inputs // groups, *taps), (stride, padding, dilation, groups)
-    )
+    weights = (outputs, inputs // groups, *taps)
+    return _layer(draw, (inputs, *image), (outputs, *result), weights, (stride, padding, dilation, groups), **limits)
 
 
 def _draw_transposed(draw: Draw) -> Drawn | None:
@@ -94,13 +102,28 @@ def _draw_transposed(draw: Draw) -> Drawn | None:
     )
 
 
-def _layer(draw: Draw, image: Shape, result: Shape, weights: Shape, geometry: tuple[int, Shape, int, int]) -> Drawn | None:
-    """A layer of as many samples as its operations and bytes allow; both orders of memory are as likely."""
+def _layer(
+    draw: Draw,
+    image: Shape,
+    result: Shape,
+    weights: Shape,
+    geometry: tuple[int, Shape, int, int],
+    *,
+    work: float = 1.0,
+    last: float = 0.5,
+    most_bytes: float = 0.0,
+) -> Drawn | None:
+    """A layer of as many samples as its operations and bytes allow.
+
+    `work` is the share of the most operations that it may take, `last` of layers with channels last, `most_bytes` of its larger
+    image, where it is not the usual.
+    """
     stride, padding, dilation, groups = geometry
     rank, dtype = len(padding), draw.floating()
     positions = min(math.prod(image[1:]), math.prod(result[1:]))
     flop, most = 2.0 * positions * math.prod(weights), max(math.prod(image), math.prod(result))
-    samples = min(draw.log_int(1, 256), int(_MOST_FLOP[dtype] / max(flop, 1.0)), USUAL_ELEMENTS // max(most, 1))
+    elements = most_bytes // dtype_bytes(dtype) if most_bytes else USUAL_ELEMENTS
+    samples = min(draw.log_int(1, 256), int(work * _MOST_FLOP[dtype] / max(flop, 1.0)), int(elements) // max(most, 1))
     if samples < 1 or min((*image, *result)) < 1:
         return None
     tensors = {
@@ -108,7 +131,7 @@ def _layer(draw: Draw, image: Shape, result: Shape, weights: Shape, geometry: tu
         "y": TensorArg((samples, *result), dtype),
         "weight": TensorArg(weights, dtype),
     }
-    if rank > 1 and draw.chance(0.5):
+    if rank > 1 and draw.chance(last):
         tensors = {name: tensor.channels_last() for name, tensor in tensors.items()}
     biased = draw.chance(0.3)
     return tensors | {
@@ -123,12 +146,13 @@ def _layer(draw: Draw, image: Shape, result: Shape, weights: Shape, geometry: tu
     }
 
 
-_BACKWARD = "convolution_backward(*y, x, weight, bias_shape, stride, padding, dilation, {}, none, groups, mask)"
+BACKWARD = "convolution_backward(*y, x, weight, bias_shape, stride, padding, dilation, {}, none, groups, mask)"
+FORWARD = "convolution(*x, weight, bias, stride, padding, dilation, False, none, groups)"
 CONVOLUTIONS = KernelSweep(
-    (3, _draw_convolution, "convolution(*x, weight, bias, stride, padding, dilation, False, none, groups)"),
-    (3, _draw_convolution, _BACKWARD.format(False)),
+    (3, _draw_convolution, FORWARD),
+    (3, _draw_convolution, BACKWARD.format(False)),
     (0.7, _draw_transposed, "convolution(*x, weight, bias, stride, padding, dilation, True, none, groups)"),
-    (0.7, _draw_transposed, _BACKWARD.format(True)),
+    (0.7, _draw_transposed, BACKWARD.format(True)),
 )
 
 # Widths that no power of two divides well: patches, class tokens, vocabularies, classes, features of tables.
@@ -219,19 +243,63 @@ NORMS = KernelSweep(
 )
 
 
+def _draw_batch_norm(draw: Draw) -> Drawn:
+    """Images and volumes, mostly with channels last, of as many channels as networks have; ranks that share it."""
+    axes = draw.pick((1, 2, 3), (0.1, 0.65, 0.25))
+    side = draw.pick(((64, 512, 2048), (4, 7, 8, 14, 16, 28, 32, 56, 64, 112), (4, 7, 8, 16, 28, 32))[axes - 1])
+    channels = draw.pick((16, 32, 64, 96, 128, 160, 256, 320, 512, 640, 1024, 2048))
+    samples = max(1, min(draw.log_int(2, 512), USUAL_ELEMENTS // (channels * side**axes)))
+    x = TensorArg((samples, channels, *(side,) * axes), draw.pick(FLOATS, (0.4, 0.2, 0.4)))
+    each, ranks = TensorArg((channels,)), draw.pick((2, 4, 8))
+    return {
+        "moved": x.channels_last() if axes > 1 and draw.chance(0.8) else x,
+        "weight": each,
+        "running": each,
+        "positive": replace(each, values="positive"),
+        "reserved": TensorArg((0,), "uint8", high=2),
+        "means": TensorArg((ranks, channels)),
+        "deviations": TensorArg((ranks, channels), values="positive"),
+        "counts": TensorArg((ranks,), values="positive"),
+        "whole_counts": TensorArg((ranks,), "int32", high=1000),
+    }
+
+
+BATCH_NORMS = KernelSweep(
+    (2, _draw_batch_norm, "cudnn_batch_norm(*moved, weight, weight, running, positive, True, 0.1, 1e-5)"),
+    (
+        *(3, _draw_batch_norm),
+        "cudnn_batch_norm_backward(*moved, moved, weight, running, positive, running, positive, 1e-5, reserved)",
+    ),
+    (1, _draw_batch_norm, "native_batch_norm(*moved, weight, weight, running, positive, True, 0.1, 1e-5)"),
+    (
+        *(1, _draw_batch_norm),
+        "native_batch_norm_backward"
+        "(*moved, moved, weight, running, positive, running, positive, True, 1e-5, [True, True, True])",
+    ),
+    (
+        *(2, _draw_batch_norm, "batch_norm_stats(*moved, 1e-5)"),
+        "batch_norm_gather_stats_with_counts(*moved, means, deviations, running, positive, 0.1, 1e-5, counts)",
+        "batch_norm_elemt(*moved, weight, weight, running, positive, 1e-5)",
+        "batch_norm_backward_reduce(*moved, moved, running, positive, weight, True, True, True)",
+        "batch_norm_backward_elemt(*moved, moved, running, positive, weight, running, running, whole_counts)",
+    ),
+)
+
+
 def _draw_attention(draw: Draw, dtypes: tuple[str, ...] = HALVES) -> Drawn | None:
     """Head sizes and lengths that are no powers of two; fewer heads of keys than of queries; heads one behind the other."""
     dtype, dim = draw.pick(dtypes), draw.pick((16, 24, 32, 40, 48, 64, 72, 80, 88, 96, 112, 128, 160, 192, 256))
-    length, heads = draw.pick((49, 64, 77, 196, 197, 256, 577, 1024, 1500, 2048, 4096)), draw.pick((1, 3, 6, 8, 12, 16, 24, 32))
-    batch = max(1, min(draw.log_int(1, 512), USUAL_ELEMENTS // (length * heads * dim)))
+    length = draw.pick((16, 37, 49, 64, 77, 100, 144, 196, 197, 256, 577, 1024, 1500, 2048, 4096))
+    heads = draw.pick((1, 3, 6, 8, 12, 16, 24, 32))
+    batch = max(1, min(draw.log_int(1, 2048), USUAL_ELEMENTS // 2 // (length * heads * dim)))
     shared = draw.pick((1, 2, 4, 8)) if "flash" in draw.form() else 1
     if heads % shared or 4.0 * batch * heads * length * length * dim > 4 * _MOST_FLOP[dtype] / 4:
         return None
 
-    behind = draw.chance(0.3)  # as after rotary embeddings
+    behind, returned = draw.chance(0.3), draw.chance(0.5)  # as after rotary embeddings; gradients mostly are not
     wide = dim if "cudnn" not in draw.form() or draw.chance(0.8) else max(8, dim // 2)  # of the values
 
-    def laid(count: int, width: int) -> TensorArg:
+    def laid(count: int, width: int, *, behind: bool = behind) -> TensorArg:
         row = count * width
         strides = None if behind else (length * row, width, row, 1)
         return TensorArg((batch, count, length, width), dtype, strides)
@@ -243,6 +311,7 @@ def _draw_attention(draw: Draw, dtypes: tuple[str, ...] = HALVES) -> Drawn | Non
         "k": laid(heads // shared, dim),
         "v": laid(heads // shared, wide),
         "out": laid(heads, wide),
+        "gradient": laid(heads, wide, behind=behind and returned),
         "mask": masked if fits else None,
         "square": TensorArg((length, length), dtype) if fits else None,
         "causal": draw.chance(0.4) and not fits,
@@ -259,7 +328,7 @@ ATTENTION = KernelSweep(
     (
         *(1, _draw_attention),
         "_scaled_dot_product_cudnn_attention_backward"
-        "(*out, q, k, v, out, lse, seed, seed, square, None, None, length, length, 0.0, causal)",
+        "(*gradient, q, k, v, out, lse, seed, seed, square, None, None, length, length, 0.0, causal)",
     ),
     (
         *(1, partial(_draw_attention, dtypes=FLOATS)),
@@ -268,7 +337,7 @@ ATTENTION = KernelSweep(
     (
         *(1, partial(_draw_attention, dtypes=FLOATS)),
         "_scaled_dot_product_efficient_attention_backward"
-        "(*out, q, k, k, mask, out, padded_lse, seed, seed, 0.0, [True, True, True, False], causal)",
+        "(*gradient, q, k, k, mask, out, padded_lse, seed, seed, 0.0, [True, True, True, False], causal)",
     ),
 )
 
@@ -299,38 +368,4 @@ OPTIMIZERS = KernelSweep(
         "_foreach_lerp_.Scalar(many, *many, 0.1)",
     ),
     (1, _draw_table, "embedding(table, index)"),
-)
-
-
-def _draw_recurrent(draw: Draw) -> Drawn:
-    """An LSTM or GRU of cuDNN whose weights lie in one buffer, as `flatten_parameters` leaves them."""
-    mode, gates = draw.pick(((2, 4), (3, 3)))  # LSTM, GRU
-    layers, ways = draw.pick((1, 2, 3)), draw.pick((1, 2))
-    steps, batch = draw.log_int(8, 512), draw.log_int(4, 256)
-    inputs, hidden = draw.pick((64, 128, 256, 512, 1024)), draw.pick((64, 128, 256, 512, 1024))
-    dtype = draw.floating()
-    weights: list[TensorArg] = []
-    for layer in range(layers):
-        width = inputs if layer == 0 else ways * hidden
-        each = ((gates * hidden, width), (gates * hidden, hidden), (gates * hidden,), (gates * hidden,))
-        weights += [TensorArg(shape, dtype) for _ in range(ways) for shape in each]
-    state = TensorArg((layers * ways, batch, hidden), dtype)
-    return {
-        "x": TensorArg((steps, batch, inputs), dtype),
-        "weights": tuple(weights),
-        "buffer": TensorArg((sum(weight.numel for weight in weights),), dtype),
-        "hidden_state": state,
-        "cell": state if gates == 4 else None,
-        "mode": mode,
-        "hidden": hidden,
-        "layers": layers,
-        "both": ways == 2,
-    }
-
-
-RECURRENT = KernelSweep(
-    (
-        *(1, _draw_recurrent),
-        "_cudnn_rnn(*x, weights, 4, buffer, hidden_state, cell, mode, hidden, 0, layers, False, 0.0, True, both, [], None)",
-    ),
 )

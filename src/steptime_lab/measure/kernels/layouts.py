@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from steptime._models.kernels.call import TensorArg
+from steptime._models.kernels.call import TensorArg, contiguous
 from steptime._models.kernels.sweep import USUAL_ELEMENTS, Draw, Drawn, KernelSweep, Shape
 
 # Tokens and sides that mixers, window attention and images have; odd ones are as usual as even ones.
@@ -48,6 +48,11 @@ def _sliced(draw: Draw, x: TensorArg) -> TensorArg:
     wide = TensorArg((*x.shape[:-1], parts * x.shape[-1]))
     steps = [math.prod(wide.shape[axis + 1 :]) for axis in range(len(wide.shape))]
     return replace(x, strides=tuple(steps))
+
+
+def sliced(part: TensorArg, whole: TensorArg) -> TensorArg:
+    """A tensor that is the first part of another along every axis."""
+    return replace(part, strides=contiguous(whole.shape))
 
 
 def _draw_operands(draw: Draw) -> Drawn:

@@ -10,7 +10,7 @@ import numpy as np
 from steptime._models.kernels.call import Call
 from steptime._models.kernels.families.grouped_products import FAMILY as GROUPED_PRODUCTS
 from steptime._models.kernels.sweep import KernelSweep
-from steptime_lab.measure.kernels import layers, layouts
+from steptime_lab.measure.kernels import layers, layouts, many_rows, sequences
 
 # Shares of the calls of all sections together; a run cut short has had as much of each.
 SECTIONS: dict[str, tuple[float, KernelSweep]] = {
@@ -24,7 +24,13 @@ SECTIONS: dict[str, tuple[float, KernelSweep]] = {
     "scans": (0.8, layouts.SCANS),
     "scatters": (0.8, layouts.SCATTERS),
     "images_and_signals": (0.8, layouts.IMAGES_AND_SIGNALS),
-    "recurrent": (0.4, layers.RECURRENT),
+    "filters": (6.0, sequences.FILTERS),
+    "recurrent": (1.2, sequences.RECURRENT),
+    "transforms": (1.5, sequences.TRANSFORMS),
+    "batch_norms": (2.0, layers.BATCH_NORMS),
+    "many_lookups": (2.0, many_rows.LOOKUPS),
+    "sorts": (0.6, many_rows.SORTS),
+    "small": (2.0, many_rows.SMALL_CALLS),
 }
 
 
