@@ -117,6 +117,7 @@ def test_names_choose_architectures_and_whole_groups() -> None:
     every = chosen(Options())
     assert {each.group for each in chosen(Options(small=True))} == {each.group for each in every}
     assert [each.name for each in chosen(Options(only=("resnet50", TIMED)))] == ["resnet50"]
+    assert {each.visit for each in chosen(Options(only=("second visit",)))} == {"second visit"}
     kin = chosen(Options(only=("residual convnets",)))
     assert {each.group for each in kin} == {"residual convnets"}
     assert len(kin) > 1

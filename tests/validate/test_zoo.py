@@ -23,7 +23,7 @@ from steptime.errors import InputError
 from steptime_lab.fit.kernels.fitting import with_forms
 from steptime_lab.measurements.sets import ZOO, ZOO_KERNELS
 from steptime_lab.report.zoo import zoo_document
-from steptime_lab.validate.zoo.answers import ZooAnswer, ZooAnswers
+from steptime_lab.validate.zoo.answers import PREDICTED, SECOND_PREDICTED, ZooAnswer, ZooAnswers
 from steptime_lab.validate.zoo.left_out import groups_of, without
 from steptime_lab.validate.zoo.measured import family_of
 from steptime_lab.validate.zoo.widths import unseen_situation
@@ -166,7 +166,7 @@ def test_a_group_is_predicted_by_models_that_saw_none_of_its_kin(monkeypatch: py
         widths.update(dict.fromkeys(kin, situation))
         return {name: replace(ANSWER, group=each.group) for name, (each, _) in kin.items()}
 
-    monkeypatch.setattr(refit, "captured_zoo", lambda **_: (chosen, {"never": "why"}))
+    monkeypatch.setattr(refit, "captured_zoo", lambda *_: (chosen, {"never": "why"}))
     monkeypatch.setattr(refit, "fit_kernels", fit_kernels)
     monkeypatch.setattr(refit, "with_forms", lambda _, fitted: fitted)
     monkeypatch.setattr(refit, "answered", answered)
@@ -198,13 +198,13 @@ def test_a_family_that_is_off_in_what_has_much_of_it_is_wider(cases: list[ZooCas
     assert errors["matmul"].above > unseen_situation([one, one]).errors["matmul"].above
 
 
-def test_committed_predictions_are_of_architectures_there_are() -> None:
-    from steptime_lab.validate.zoo.answers import PREDICTED
-    from steptime_lab.workloads.zoo import architectures
+@pytest.mark.parametrize(("visit", "file", "least"), [("first visit", PREDICTED, 60), ("second visit", SECOND_PREDICTED, 16)])
+def test_committed_predictions_are_of_architectures_there_are(visit: str, file: Path, least: int) -> None:
+    from steptime_lab.workloads.zoo import architectures, of_visit
 
-    answers = ZooAnswers.read(PREDICTED)
-    assert {*answers.cases, *answers.refused} == set(architectures())
-    assert len(answers.cases) >= 60
+    answers = ZooAnswers.read(file)
+    assert {*answers.cases, *answers.refused} == set(of_visit(visit))
+    assert len(answers.cases) >= least
     assert all(case.group == architectures()[name].group for name, case in answers.cases.items())
     assert not [why for why in answers.refused.values() if "/" in why]
 

@@ -17,7 +17,7 @@ _QUICK = ("matrix_factors",)
 # What a capture refuses: sparse gradients.
 REFUSED = {"dlrm_sparse"}
 # Run in a second each, forward, backward and update.
-_TRAINED = ("resnet20", "lstm_cells", "matrix_factors", "policy_gradient")
+_TRAINED = ("resnet20", "lstm_cells", "matrix_factors", "policy_gradient", "molecules", "hash_grid", "interest_network")
 
 
 def test_there_are_sixty_in_ten_groups_of_five_or_more() -> None:

@@ -18,6 +18,7 @@ from steptime.errors import InputError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from steptime._report.json import Document
     from steptime_lab.validate.engine import Validation
 
 SHIPPED = "shipped"
@@ -226,7 +227,7 @@ def _validate_zoo(*, refit: bool, explain: bool, full: bool, json: bool) -> None
     """The zoo by stored answers, or by models fitted anew without each group."""
     from steptime_lab.report.validation import print_validation, validation_document
     from steptime_lab.report.zoo import print_explained, zoo_document
-    from steptime_lab.validate.zoo.zoo import validate_zoo, zoo_cases
+    from steptime_lab.validate.zoo.zoo import second_visit_cases, validate_zoo, zoo_cases
 
     if refit:
         if find_spec("torch") is None:
@@ -234,16 +235,24 @@ def _validate_zoo(*, refit: bool, explain: bool, full: bool, json: bool) -> None
         from steptime_lab.validate.zoo.refit import keep, refitted
 
         keep(*refitted(lambda line: print(line, file=sys.stderr, flush=True)))
-    cases = zoo_cases()
-    result = validate_zoo(cases)
+    cases, second = zoo_cases(), second_visit_cases()
+    results = [(cases, validate_zoo(cases))]
+    results += [(second, validate_zoo(second, by_left_out=False))] if second else []
 
     def text(console: Console) -> None:
-        print_validation(console, result, full=full)
-        if explain:
-            print_explained(console, cases)
+        for cases, result in results:
+            print_validation(console, result, full=full)
+            if explain:
+                print_explained(console, cases)
 
-    more = {"explained": zoo_document(cases)} if explain else {}
-    show(json, lambda: {**validation_document(result), **more}, text)
+    def document() -> Document:
+        first, *later = (
+            {**validation_document(result), **({"explained": zoo_document(cases)} if explain else {})}
+            for cases, result in results
+        )
+        return {**first, "second_visit": later[0] if later else None}
+
+    show(json, document, text)
 
 
 @contextmanager

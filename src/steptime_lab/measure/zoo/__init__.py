@@ -42,10 +42,10 @@ def run(session: Session, options: Options) -> None:
 
 
 def names(_: Options) -> list[str]:
-    """What `--only` may name: architectures, groups, and the two phases."""
-    from steptime_lab.workloads.zoo import GROUPS, architectures
+    """What `--only` may name: architectures, groups, visits, and the two phases."""
+    from steptime_lab.workloads.zoo import FIRST_VISIT, GROUPS, SECOND_VISIT, architectures
 
-    return [*GROUPS, TIMED, PROFILED, *architectures()]
+    return [*GROUPS, FIRST_VISIT, SECOND_VISIT, TIMED, PROFILED, *architectures()]
 
 
 def _run_phase(session: Session, options: Options, daemon: SharedMps, phase: str) -> None:
@@ -72,14 +72,14 @@ def due(session: Session, options: Options, phase: str) -> list[str]:
 
 
 def chosen(options: Options) -> list[Architecture]:
-    """All, or those that are named, by themselves or by their group; of a trial the first of every group.
+    """All, or those that are named, by themselves, by their group or visit; of a trial the first of every group.
 
     Groups take turns, so that a run that is cut off has some of each.
     """
     from steptime_lab.workloads.zoo import architectures
 
     wanted = set(options.only) - {TIMED, PROFILED}
-    every = [each for each in architectures().values() if not wanted or {each.name, each.group} & wanted]
+    every = [each for each in architectures().values() if not wanted or {each.name, each.group, each.visit} & wanted]
     turns: Counter[str] = Counter()
     order = []
     for each in every:

@@ -16,6 +16,7 @@ from steptime.errors import InputError
 PLATFORM = "1xh200"
 DATA = Path(steptime_lab.__file__).parent / "data" / "committed"
 PREDICTED, LEFT_OUT = DATA / "zoo_predicted.json", DATA / "zoo_left_out.json"
+SECOND_PREDICTED = DATA / "zoo_second_predicted.json"
 SCHEMA_VERSION = 1
 _NUMBERS = ("step_ms", "low_ms", "high_ms", "device_ms", "fallback", "outside")
 _COUNTS = ("launches", "allocated_bytes")

@@ -26,7 +26,7 @@ from steptime_lab.validate.zoo.answers import LEFT_OUT, PLATFORM, ZooAnswer, Zoo
 from steptime_lab.validate.zoo.left_out import SWEEP, groups_of, without
 from steptime_lab.validate.zoo.widths import unseen_situation
 from steptime_lab.validate.zoo.zoo import zoo_cases
-from steptime_lab.workloads.zoo import Architecture, architectures
+from steptime_lab.workloads.zoo import FIRST_VISIT, Architecture, architectures, of_visit
 
 _LONGEST = 200  # of a reason
 _FOLDERS = re.compile(r"(?<=\s)/\S*/")  # of whoever captured
@@ -70,11 +70,11 @@ def answered(
 
 
 def refitted(report: Callable[[str], None], folder: Path = FOLDER, seed: int = 0) -> tuple[ZooAnswers, Situation]:
-    """Every architecture predicted by models and with widths fitted without its group; and the widths of all groups together.
+    """Every architecture of the first visit by models and with widths fitted without its group; and the widths of all together.
 
     Where no kernel row is of its kin, the shipped models are those without it.
     """
-    captured, refused = captured_zoo(report=report)
+    captured, refused = captured_zoo(of_visit(FIRST_VISIT), report)
     table = read(folder, KERNELS)
     platform = Platform.of(platform_parts(PLATFORM))
     kin: dict[str, Captured] = defaultdict(dict)

@@ -11,7 +11,7 @@ import numpy as np
 from steptime.errors import InputError
 from steptime_lab.measurements.shipped import FOLDER
 from steptime_lab.validate.engine import Compared, Group, MeasuredCase, Validation, grouped, repeat_errors
-from steptime_lab.validate.zoo.answers import LEFT_OUT, PREDICTED, ZooAnswer, ZooAnswers
+from steptime_lab.validate.zoo.answers import LEFT_OUT, PREDICTED, SECOND_PREDICTED, ZooAnswer, ZooAnswers
 from steptime_lab.validate.zoo.left_out import seen_kin
 from steptime_lab.validate.zoo.measured import ZooMeasured, measured_zoo
 
@@ -115,6 +115,11 @@ def validate_zoo(cases: Sequence[ZooCase] | None = None, *, by_left_out: bool | 
         notes=() if without_kin else tuple(_seen(usable)),
         warnings=tuple(_warnings(cases)),
     )
+
+
+def second_visit_cases(folder: Path = FOLDER, predicted: Path = SECOND_PREDICTED) -> list[ZooCase]:
+    """Architectures that nobody had looked at, by the shipped models before they were measured; none until they are."""
+    return zoo_cases(ZooAnswers.read(predicted), folder)
 
 
 def _device_groups(cases: Sequence[ZooCase]) -> dict[str, Group]:

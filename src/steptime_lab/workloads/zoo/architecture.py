@@ -20,6 +20,9 @@ GROUPS = (
 )  # fmt: skip
 """Kin: what one group has learnt from another of it says little about what nobody has seen."""
 
+FIRST_VISIT, SECOND_VISIT = "first visit", "second visit"
+"""When an architecture came in: those of the first showed what was wrong and were looked at since, the others were not."""
+
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "pure_bf16")
 """fp32: convolutions in TF32 as PyTorch defaults them, products not; tf32: these too; bf16 and fp16: autocast."""
 
@@ -101,6 +104,7 @@ class Architecture:
     optimizer: str
     make: Callable[[Place], Trainee]
     about: str
+    visit: str = FIRST_VISIT
 
     def build(self, device: str = "cuda", *, small: bool = False) -> ZooStep:
         """Model, optimiser and inputs on a device, and the step; `small`: a trial that a CPU can run."""
@@ -194,7 +198,7 @@ _FOUND: dict[str, Architecture] = {}
 
 
 def architecture(
-    group: str, precision: str = "fp32", optimizer: str = "adamw", *, layout: str = CONTIGUOUS
+    group: str, precision: str = "fp32", optimizer: str = "adamw", *, layout: str = CONTIGUOUS, visit: str = FIRST_VISIT
 ) -> Callable[[Callable[[Place], Trainee]], Callable[[Place], Trainee]]:
     """Puts a function into the zoo, under its own name."""
     assert group in GROUPS
@@ -204,7 +208,7 @@ def architecture(
     def register(make: Callable[[Place], Trainee]) -> Callable[[Place], Trainee]:
         assert make.__name__ not in _FOUND
         about = (make.__doc__ or "").strip().partition("\n")[0]
-        _FOUND[make.__name__] = Architecture(make.__name__, group, precision, layout, optimizer, make, about)
+        _FOUND[make.__name__] = Architecture(make.__name__, group, precision, layout, optimizer, make, about, visit)
         return make
 
     return register
