@@ -48,8 +48,7 @@ class ArgumentLists:
 
     def parsed(self) -> tuple[Value, ...]:
         """The arguments as values with tensors in them."""
-        strides = self.strides or [None] * len(self.values)
-        return tuple(_value(*each) for each in zip(self.values, self.shapes, self.types, strides, strict=True))
+        return ArgumentForm.of(self.shapes, self.types, self.strides, len(self.values)).parsed(self.values)
 
 
 def _padded(values: Any, count: int) -> Sequence[Any]:
@@ -57,40 +56,82 @@ def _padded(values: Any, count: int) -> Sequence[Any]:
     return known if len(known) == count else [*known[:count], *[None] * (count - len(known))]
 
 
-def _value(value: Any, shape: Any, kind: Any, strides: Any, depth: int = 0) -> Value:
-    name = text(kind)
-    if name.startswith("Tensor("):
-        return _tensor(value, shape, name, strides)
-    if isinstance(value, list):
-        if depth >= _DEEPEST:
+class ArgumentForm:
+    """How values of one length are read: what their shapes, types and strides say, which equal calls share."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence[_TensorForm | _PlainForm]) -> None:
+        self._parts = parts
+
+    @classmethod
+    def of(cls, shapes: Any, types: Any, strides: Any, count: int, depth: int = 0) -> ArgumentForm:
+        """Of so many values."""
+        columns = zip(_padded(shapes, count), map(text, _padded(types, count)), _padded(strides, count), strict=True)
+        return cls([
+            _TensorForm(_sizes(shape), _dtype(kind), _sizes(stride))
+            if kind.startswith("Tensor(")
+            else _PlainForm(shape, kind, stride, depth)
+            for shape, kind, stride in columns
+        ])  # fmt: skip
+
+    def parsed(self, values: Sequence[Any]) -> tuple[Value, ...]:
+        """The values, with tensors in them."""
+        return tuple([part.value(value) for part, value in zip(self._parts, values, strict=True)])
+
+
+class _TensorForm:
+    """How a tensor is read."""
+
+    __slots__ = ("_dtype", "_sizes", "_strides")
+
+    def __init__(self, sizes: tuple[int, ...] | None, dtype: str | None, strides: tuple[int, ...] | None) -> None:
+        self._sizes, self._dtype, self._strides = sizes, dtype, strides
+
+    def value(self, value: Any) -> Value:
+        """The tensor; None where it is not defined."""
+        if self._dtype is None:
             return None
-        count = len(value)
-        kinds = _padded(_element_types(name), count)
-        columns = zip(value, _padded(shape, count), kinds, _padded(strides, count), strict=True)
-        return tuple(_value(*each, depth + 1) for each in columns)
-    if isinstance(value, dict) or value == "<None>":
-        return None
-    scalar: Value = value
-    return scalar
+        # The oldest traces hold the id alone.
+        id, storage, offset, numel, _, device = _padded(value if isinstance(value, list) else [value], 6)
+        return Tensor(
+            self._sizes if self._sizes is not None else (integer(numel, 0),),
+            self._dtype,
+            self._strides,
+            integer(id, 0),
+            integer(storage, 0) or None,
+            integer(offset, 0),
+            text(device) or None,
+        )
 
 
-def _tensor(value: Any, shape: Any, kind: str, strides: Any) -> Value:
-    dtype = _dtype(kind)
-    if dtype is None:
-        return None
-    # The oldest traces hold the id alone.
-    parts = value if isinstance(value, list) else [value]
-    id, storage, offset, numel, _, device = _padded(parts, 6)
-    sizes = _sizes(shape)
-    return Tensor(
-        sizes if sizes is not None else (integer(numel, 0),),
-        dtype,
-        _sizes(strides),
-        integer(id, 0),
-        integer(storage, 0) or None,
-        integer(offset, 0),
-        text(device) or None,
-    )
+class _PlainForm:
+    """How a number, a text, or a list of whatever is read."""
+
+    __slots__ = ("_depth", "_inside", "_kind", "_shape", "_strides")
+
+    def __init__(self, shape: Any, kind: str, strides: Any, depth: int) -> None:
+        self._shape, self._kind, self._strides, self._depth = shape, kind, strides, depth
+        self._inside: dict[int, ArgumentForm] = {}  # by length
+
+    def value(self, value: Any) -> Value:
+        """The value; None for what is none."""
+        if isinstance(value, list):
+            return self._listed(value)
+        if isinstance(value, dict) or value == "<None>":
+            return None
+        scalar: Value = value
+        return scalar
+
+    def _listed(self, values: list[Any]) -> Value:
+        if self._depth >= _DEEPEST:
+            return None
+        form = self._inside.get(len(values))
+        if form is None:
+            kinds = _element_types(self._kind)
+            form = ArgumentForm.of(self._shape, kinds, self._strides, len(values), self._depth + 1)
+            self._inside[len(values)] = form
+        return form.parsed(values)
 
 
 @lru_cache(maxsize=256)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from operator import lt
 from typing import Any
 
 import msgspec
@@ -17,9 +19,9 @@ import msgspec
 from steptime._program.collectives import WAIT
 from steptime._program.execution import COMM_NODE, Comm, ExecutionTrace, Node, ProcessGroup
 from steptime._program.formats import Format, TraceReader
-from steptime._program.formats.arguments import ADDRESS, ArgumentLists, comm, integer, text
+from steptime._program.formats.arguments import ADDRESS, ArgumentForm, ArgumentLists, comm, integer, text
 from steptime._program.formats.kineto.stream import TOO_DEEP_AT_MOST, value_end
-from steptime._program.program import MOST_RANKS, Signature
+from steptime._program.program import MOST_RANKS, Signature, Value
 from steptime.errors import TraceError
 
 _KNOWN = re.compile(r"1\.0\.[0-4]|1\.1\.[01]")
@@ -36,18 +38,84 @@ def is_execution_trace(document: Any) -> bool:
 
 def read(data: bytes, source: str, *, bare: tuple[str, ...] = ()) -> ExecutionTrace:
     """Read one execution trace from the bytes of its JSON text; of nodes whose names begin with `bare`, no more than names."""
+    try:
+        document, warnings = _Document.parsed(data), []
+        nodes = _nodes(document, bare)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        document, warnings = _damaged(data, source)
+        nodes = _nodes(document, bare)
+    schema = document.schema
+    if not _KNOWN.match(schema):
+        warnings.append(f"schema {schema} is not known; it is read like the newest known one, 1.1.1")
+    if not nodes:
+        raise TraceError(f"{source}: an execution trace of schema {schema} with no readable node; record it again")
+    if len(nodes) < len(document.nodes):
+        warnings.append(f"{len(document.nodes) - len(nodes)} nodes have no usable id or name and are left out")
+    return _assemble(schema, nodes, source, warnings)
+
+
+_NOTHING = msgspec.Raw()
+
+
+class _RawNode(msgspec.Struct, gc=False):
+    """A node as it is written, with those parts unread that are long and often not asked for."""
+
+    id: Any = None
+    name: Any = None
+    ctrl_deps: Any = msgspec.UNSET
+    parent: Any = None
+    rf_id: Any = None
+    seq_id: Any = None
+    tid: Any = None
+    fw_tid: Any = None
+    inputs: msgspec.Raw = _NOTHING
+    input_shapes: msgspec.Raw = _NOTHING
+    input_types: msgspec.Raw = _NOTHING
+    input_strides: msgspec.Raw = _NOTHING
+    outputs: msgspec.Raw = _NOTHING
+    output_shapes: msgspec.Raw = _NOTHING
+    output_types: msgspec.Raw = _NOTHING
+    output_strides: msgspec.Raw = _NOTHING
+    attrs: msgspec.Raw = _NOTHING
+
+
+class _Document(msgspec.Struct):
+    schema: str
+    nodes: list[_RawNode | None]
+
+    @classmethod
+    def parsed(cls, data: bytes) -> _Document:
+        """A document without damage."""
+        if not data.isascii():
+            data.decode()  # parts that are not read are not looked at
+        return _DOCUMENT.decode(data)
+
+
+class _Side(msgspec.Struct, gc=False):
+    """Arguments or results, in the nested form."""
+
+    values: Any = None
+    shapes: msgspec.Raw = _NOTHING
+    types: msgspec.Raw = _NOTHING
+    strides: msgspec.Raw = _NOTHING
+
+
+class _Attribute(msgspec.Struct, gc=False):
+    name: Any = None
+    value: Any = None
+
+
+_DOCUMENT, _NODE = msgspec.json.Decoder(_Document), msgspec.json.Decoder(_RawNode)
+_SIDE, _ATTRIBUTES = msgspec.json.Decoder(_Side), msgspec.json.Decoder(list[_Attribute])
+
+
+def _damaged(data: bytes, source: str) -> tuple[_Document, list[str]]:
+    """What can be read of a text that is no plain trace, and what to say of it."""
     document, warnings = _parse(data, source)
     if not is_execution_trace(document):
         raise TraceError(f'{source}: not an execution trace; expected a JSON object with a text "schema" and a list "nodes"')
-    schema = document["schema"]
-    if not _KNOWN.match(schema):
-        warnings.append(f"schema {schema} is not known; it is read like the newest known one, 1.1.1")
-    nodes = [node for each in document["nodes"] if (node := _node(each, bare)) is not None]
-    if not nodes:
-        raise TraceError(f"{source}: an execution trace of schema {schema} with no readable node; record it again")
-    if len(nodes) < len(document["nodes"]):
-        warnings.append(f"{len(document['nodes']) - len(nodes)} nodes have no usable id or name and are left out")
-    return _assemble(schema, nodes, source, warnings)
+    raw = [_NODE.decode(msgspec.json.encode(each)) if isinstance(each, dict) else None for each in document["nodes"]]
+    return _Document(document["schema"], raw), warnings
 
 
 def _parse(data: bytes, source: str) -> tuple[Any, list[str]]:
@@ -95,46 +163,72 @@ def _recover(document: bytes) -> tuple[list[Any], int]:
     return nodes, gaps
 
 
-def _node(raw: Any, bare: tuple[str, ...]) -> Node | None:
-    if not isinstance(raw, dict) or integer(raw.get("id")) < 0 or not isinstance(raw.get("name"), str):
+def _nodes(document: _Document, bare: tuple[str, ...]) -> list[Node]:
+    return [node for each in document.nodes if each is not None and (node := _node(each, bare)) is not None]
+
+
+def _node(raw: _RawNode, bare: tuple[str, ...]) -> Node | None:
+    if integer(raw.id) < 0 or not isinstance(raw.name, str):
         return None
-    if raw["name"].startswith(bare):
-        return Node(raw["id"], raw["name"], _parent(raw), signature=_NO_ARGUMENTS)
-    attrs = _attributes(raw.get("attrs"))
-    fields = {**raw, **attrs} if attrs else raw
-    inputs, outputs = _side(raw, "input"), _side(raw, "output")
-    signature = Signature(inputs.parsed(), outputs.parsed())
+    if raw.name.startswith(bare):
+        return Node(raw.id, raw.name, _parent(raw), signature=_NO_ARGUMENTS)
+    attrs = _attributes(raw.attrs)
+    signature = Signature(_arguments(raw, "input"), _arguments(raw, "output"))
     return Node(
-        id=raw["id"],
-        name=raw["name"],
+        id=raw.id,
+        name=raw.name,
         parent=_parent(raw),
-        rf_id=integer(fields.get("rf_id")),
-        seq_id=integer(fields.get("seq_id")),
-        tid=integer(fields.get("tid"), 0),
-        fw_tid=integer(fields.get("fw_tid"), 0),
+        rf_id=integer(attrs.get("rf_id", raw.rf_id)),
+        seq_id=integer(attrs.get("seq_id", raw.seq_id)),
+        tid=integer(attrs.get("tid", raw.tid), 0),
+        fw_tid=integer(attrs.get("fw_tid", raw.fw_tid), 0),
         signature=signature,
-        comm=comm(inputs, signature, attrs) if raw["name"] == COMM_NODE else None,
+        comm=comm(_side(raw, "input"), signature, attrs) if raw.name == COMM_NODE else None,
     )
 
 
-def _attributes(attrs: Any) -> dict[str, Any]:
-    if not isinstance(attrs, list):
-        return {}
-    return {each["name"]: each.get("value") for each in attrs if isinstance(each, dict) and isinstance(each.get("name"), str)}
+def _decoded(raw: msgspec.Raw | bytes) -> Any:
+    return msgspec.json.decode(raw) if bytes(raw) else None
 
 
-def _parent(raw: Mapping[str, Any]) -> int:
-    parent = raw.get("ctrl_deps", raw.get("parent"))
+def _attributes(raw: msgspec.Raw) -> dict[str, Any]:
+    try:
+        return {each.name: each.value for each in _ATTRIBUTES.decode(raw) if isinstance(each.name, str)} if bytes(raw) else {}
+    except msgspec.ValidationError:  # some are no attributes
+        attrs = _decoded(raw)
+    named = (each for each in (attrs if isinstance(attrs, list) else ()) if isinstance(each, dict))
+    return {each["name"]: each.get("value") for each in named if isinstance(each.get("name"), str)}
+
+
+def _parent(raw: _RawNode) -> int:
+    parent = raw.parent if raw.ctrl_deps is msgspec.UNSET else raw.ctrl_deps
     if isinstance(parent, list):
         parent = parent[0] if parent else None
     return integer(parent, 0)
 
 
-def _side(raw: Mapping[str, Any], side: str) -> ArgumentLists:
-    nested = raw.get(f"{side}s")
+def _arguments(raw: _RawNode, side: str) -> tuple[Value, ...]:
+    written = bytes(getattr(raw, f"{side}s"))
+    if not written.startswith(b"{"):
+        return _side(raw, side).parsed()
+    nested = _SIDE.decode(written)
+    if not isinstance(nested.values, list) or not nested.values:
+        return ()
+    shapes, types, strides = bytes(nested.shapes), bytes(nested.types), bytes(nested.strides)
+    return _form(shapes, types, strides, len(nested.values)).parsed(nested.values)
+
+
+@lru_cache(maxsize=4096)
+def _form(shapes: bytes, types: bytes, strides: bytes, count: int) -> ArgumentForm:
+    return ArgumentForm.of(_decoded(shapes), _decoded(types), _decoded(strides), count)
+
+
+def _side(raw: _RawNode, side: str) -> ArgumentLists:
+    nested = _decoded(getattr(raw, f"{side}s"))
     if isinstance(nested, dict):
         return ArgumentLists.of(nested.get("values"), nested.get("shapes"), nested.get("types"), nested.get("strides"))
-    return ArgumentLists.of(nested, raw.get(f"{side}_shapes"), raw.get(f"{side}_types"), raw.get(f"{side}_strides"))
+    rest = (_decoded(getattr(raw, f"{side}_{column}")) for column in ("shapes", "types", "strides"))
+    return ArgumentLists.of(nested, *rest)
 
 
 def _assemble(schema: str, raw: Sequence[Node], source: str, warnings: list[str]) -> ExecutionTrace:
@@ -161,7 +255,10 @@ def enclosing(nodes: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[int, ...],
     for row, node in enumerate(ordered):
         first.setdefault(node.id, row)
     parents = [first.get(node.parent, -1) if node.parent != node.id else -1 for node in ordered]
-    messages = [*_duplicates(ordered, first), *_dangling(ordered, first), *_cut_cycles(ordered, parents)]
+    messages = [*_duplicates(ordered, first), *_dangling(ordered, first)]
+    if all(map(lt, parents, range(len(parents)))):  # as they are written
+        return tuple(ordered), tuple(parents), tuple(messages)
+    messages += _cut_cycles(ordered, parents)
     order = _parents_first(parents)
     position = {row: at for at, row in enumerate(order)}
     rows = tuple(position[parents[row]] if parents[row] >= 0 else -1 for row in order)
