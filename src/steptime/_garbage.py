@@ -17,6 +17,9 @@ def no_collection() -> Iterator[None]:
         yield
     finally:
         if enabled:
+            if not gc.get_freeze_count():  # what was made meanwhile counts as old, and is not looked at for being new
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 

@@ -71,16 +71,19 @@ def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, here: bo
 
     `here`: all its tensors are known to be of the device.
     """
-    kind = _kind(func)
+    kind = _kinds.get(id(func)) or _kind(func)
     torch._C._autograd._enable_record_function(False)
     try:
         if kind is _Kind.VIEW and (here or is_pretended(args[0])):
-            return _viewed(func, args, kwargs)
+            return viewed(func, args, kwargs)
         memory = _memory.get()
-        key = _key(func, args, kwargs, here) if memory is not None and kind is _Kind.BY_SHAPES else None
+        key, known = _key(func, args, kwargs, here) if memory is not None and kind is _Kind.BY_SHAPES else None, None
+        try:
+            known = None if memory is None or key is None else memory.get(key)
+        except TypeError:  # an argument of no known kind
+            key = None
         if memory is None or key is None:
             return _answered(func, args, kwargs)
-        known = memory.get(key)
         if known is not None:
             return known.again(args, kwargs)
         result = _answered(func, args, kwargs)
@@ -91,8 +94,11 @@ def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, here: bo
         torch._C._autograd._enable_record_function(True)
 
 
-def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A view, or several, of the first argument."""
+    kernel = _VIEWS.get(id(func))
+    if kernel is not None:
+        return func._op_dk(kernel, *args, **kwargs)
     source = as_meta(args[0])
     made = func(source, *args[1:], **kwargs)
     if isinstance(made, LISTS):
@@ -195,8 +201,29 @@ class _Kind(Enum):
 _MOVES = ("resize", "set_", "_resize_output", "_copy_from", "swap")
 
 
-@cache
+# Views that are made without a look at the device: their kernels serve any tensor, and leave its dispatch keys as they are.
+_VIEWS = {
+    id(torch.ops.aten.view.default): DispatchKey.Meta,
+    id(torch.ops.aten.as_strided.default): DispatchKey.Meta,
+    id(torch.ops.aten.detach.default): DispatchKey.CompositeExplicitAutograd,
+    id(torch.ops.aten.alias.default): DispatchKey.CompositeExplicitAutograd,
+}
+_kinds: dict[int, _Kind] = {}  # by identity: PyTorch keeps its ops for good, and hashes them in Python
+
+
+def is_view(func: Any) -> bool:
+    """Whether an op views its first argument, and is not one that PyTorch makes of whatever others are needed."""
+    return _kind(func) is _Kind.VIEW and not func.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
+
+
 def _kind(func: Any) -> _Kind:
+    kind = _kinds.get(id(func))
+    if kind is None:
+        kind = _kinds[id(func)] = _new_kind(func)
+    return kind
+
+
+def _new_kind(func: Any) -> _Kind:
     schema = func._schema
     if func.namespace != "aten":
         return _Kind.ANY
@@ -220,11 +247,9 @@ def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], here: bool) -
         named = tuple([(name, _part(value)) for name, value in kwargs.items()]) if kwargs else ()
         switches = (torch.get_default_dtype(), torch._C._get_cudnn_enabled())
         places = here or tuple([is_pretended(each) for each in tensors_of(args, kwargs)])
-        key = (id(func), tuple([_part(value) for value in args]), named, places, switches)
-        hash(key)
+        return (id(func), tuple([_part(value) for value in args]), named, places, switches)
     except TypeError:
         return None
-    return key
 
 
 def _part(value: Any) -> Any:

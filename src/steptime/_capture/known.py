@@ -114,9 +114,12 @@ class Known:
         for kept in (self._numbers, self._routed):
             kept.pop(tensor.untyped_storage()._cdata, None)
 
-    def concerns(self, tensors: Sequence[torch.Tensor], *, written: bool) -> bool:
-        """Whether the numbers of all of these could be known, or those of one that may be written to are."""
-        if not tensors or not is_pretended(tensors[0]):
+    def concerns(self, tensors: Sequence[torch.Tensor], *, here: bool, written: bool) -> bool:
+        """Whether the numbers of all of these could be known, or those of one that may be written to are.
+
+        `here`: all of them are of the device.
+        """
+        if not tensors or not (here or is_pretended(tensors[0])):
             return True
         return any(_address(each) in self._numbers for each in (tensors if written else tensors[:1]))
 

@@ -34,7 +34,9 @@ _ROOT = str(Path(__file__).parents[2])
 _START = """import sys
 if {root!r} not in sys.path:
     sys.path.append({root!r})
-from steptime._capture.child import main
+from steptime._garbage import no_collection
+with no_collection():
+    from steptime._capture.child import main
 main({folder!r})
 """
 

@@ -33,7 +33,7 @@ from steptime._capture.pinned import waits_for_pageable
 from steptime._capture.reads import Reads
 from steptime._capture.steady import LoopPart
 from steptime._capture.switches import switches_at
-from steptime._capture.tensors import META, is_pretended, is_wrapper, tensors_in, tensors_of, unseen, wrapped
+from steptime._capture.tensors import META, is_dense, is_pretended, is_wrapper, tensors_in, tensors_of, unseen, wrapped
 from steptime._capture.traits import OpTraits, traits_of
 
 
@@ -144,6 +144,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """One op below autograd."""
+        if not types and not self._noting and traits_of(func).views and is_dense(args[0]):
+            return self._viewed(func, args, kwargs or {})
         if types and any(map(is_wrapper, types)):
             # A DTensor, a nested tensor, the result of a collective: its own class calls ops on what it wraps.
             if self._noting:
@@ -153,6 +155,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with torch._C.DisableTorchFunction():
             return self._run(func, args, dict(kwargs) if kwargs else {})
 
+    def _viewed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Views before the step that is noted, in one go: what they are made of does not matter there."""
+        with torch._C.DisableTorchFunction():
+            if _address(args[0]) not in self._storages:
+                self._remember(args[:1])
+            return answers.viewed(func, args, kwargs)
+
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         op = traits_of(func)
         if op.is_range:
@@ -161,24 +170,28 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if device is not None and device.type == "cuda":
             kwargs["device"] = device = META
         tensors = tensors_of(args, kwargs)
-        away = [each for each in tensors if not is_pretended(each)]
+        away = [each for each in tensors if not is_dense(each)]
+        of_sparse = op.makes_sparse or (bool(away) and any(map(sparse.is_sparse, away)))
+        away = [each for each in away if not is_pretended(each)]
         if len(away) == len(tensors) and (device is None or device.type != "meta"):
             return self._on_host(func, args, kwargs)
-        of_sparse = sparse.concerns(func, tensors)
         if op.composite is not None and not (of_sparse and sparse.has_kernel(func)):
             return self._called(func._op_dk, op.composite, *args, **kwargs)
         if op.indexed and any(each.dtype in TRUTHS for each in tensors_in(args[1])) and not fills(args):
             # As PyTorch does it: where a mask is true, in whole numbers.
             args = (args[0], self._called(where_true, args[1]), *args[2:])
             tensors = tensors_of(args, kwargs)
-        self.digest(func, tensors)
+        if not op.views:
+            self.digest(func, tensors)
         if away and not op.across_devices:
             args, kwargs = self._on_device(op, args, kwargs)
             tensors = tensors_of(args, kwargs)
         inside = sparse.contents_of(func, self.known) if of_sparse else contents_of(func, args) if op.has_contents else None
         if self._noting:
-            return self._noted(op, args, kwargs, tensors, inside, here=not away)
-        return self._inside(inside, op, args, kwargs) if inside else self._answer(op, args, kwargs, tensors, here=not away)
+            return self._noted(op, args, kwargs, tensors, inside, here=not away, of_sparse=of_sparse)
+        if inside:
+            return self._inside(inside, op, args, kwargs)
+        return self._answer(op, args, kwargs, tensors, here=not away, of_sparse=of_sparse)
 
     def _called(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What a function gives whose ops are answered here too: as in `with self`, in a fifth of the time."""
@@ -221,6 +234,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inside: Callable[..., Any] | None,
         *,
         here: bool,
+        of_sparse: bool,
     ) -> Any:
         """What an op gives, and which storages it takes and makes."""
         note = Note(op.name, pageable=op.is_copy and waits_for_pageable(op.func, args))
@@ -232,7 +246,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.notes.append(note)
             in_order = tensors_in((args, [kwargs.get(name) for name in op.arguments[len(args) :]])) if kwargs else tensors
             note.inputs = [self._storage(tensor) for tensor in in_order]
-            result = None if inside else self._answer(op, args, kwargs, tensors, here=here)
+            result = None if inside else self._answer(op, args, kwargs, tensors, here=here, of_sparse=of_sparse)
         if inside:
             result = self._inside(inside, op, args, kwargs)
         note.outputs = [self._storage(tensor) for tensor in tensors_in(result)]
@@ -258,11 +272,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _answer(
-        self, op: OpTraits, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], *, here: bool
+        self,
+        op: OpTraits,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[torch.Tensor],
+        *,
+        here: bool,
+        of_sparse: bool,
     ) -> Any:
         """The shapes of what an op makes, and its numbers where they are known; `here`: all its tensors are of the device."""
         func = op.func
-        if sparse.concerns(func, tensors):
+        if of_sparse:
             return sparse.part(func, args, kwargs)
         if op.hands_over or (op.is_copy and not is_pretended(args[0])):
             told = () if refusals.is_scaler() else self.known.told(func, args, kwargs)
@@ -275,7 +296,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         result = answers.answer(func, args, kwargs, here=here)
         self._remember([result] if isinstance(result, torch.Tensor) else tensors_in(result))
-        if op.writes_numbers or op.overwrites or self.known.concerns(tensors, written=op.mutable):
+        if op.writes_numbers or op.overwrites or self.known.concerns(tensors, here=here, written=op.mutable):
             self.known.follow(func, args, kwargs, result)
         if op.routes:
             self.known.route(func, args, kwargs, result)
@@ -296,7 +317,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in made:
             if tensor.layout is not torch.strided:
                 raise refusals.only_gradients()
-            if _address(tensor) not in self._storages and is_pretended(tensor):
+            if _address(tensor) not in self._storages and is_dense(tensor):
                 storage = tensor.untyped_storage()
                 self._storages[storage._cdata] = (_WEAK_STORAGE(storage), storage.nbytes())
 

@@ -20,6 +20,7 @@ from typing import Any
 from unittest.mock import patch
 
 from steptime._capture.vision_ops import declared_when_imported
+from steptime._garbage import no_collection
 from steptime._program.workload import Description, Workload
 from steptime.errors import InputError
 
@@ -71,7 +72,9 @@ def _captured(source: str | Callable[..., Any], batch: int | None, ranks: int) -
     declared_when_imported()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # PyTorch's observer says on stderr when it begins and ends
     target = source if isinstance(source, str) else getattr(source, "__qualname__", type(source).__name__)
-    function = function_of(source) if isinstance(source, str) else source
+    with no_collection():  # both import torch, whose objects all stay
+        function = function_of(source) if isinstance(source, str) else source
+        importlib.import_module(f"steptime._capture.{'capture' if ranks == 1 else 'ranks'}")
     alone = bound(function, target, batch=batch, rank=0, ranks=ranks)
     name = target.rpartition(":")[2]
     if ranks == 1:

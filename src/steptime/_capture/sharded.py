@@ -16,8 +16,11 @@ from unittest.mock import patch
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.fsdp._fully_shard import _fsdp_collectives
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param
 from torch.distributed.tensor import DTensor, _dispatch, _random, _redistribute, _sharding_prop
+from torch.distributed.tensor._op_schema import OpSchema, OpStrategy
+from torch.distributed.tensor._ops import single_dim_strategy
+from torch.distributed.tensor._ops import utils as strategies
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from steptime._capture.tensors import META
@@ -45,6 +48,11 @@ def captured_sharding() -> Iterator[None]:
         flagged = getattr(_sharding_prop, _FLAG, None)
         if flagged is not None:
             stack.enter_context(patch.object(_sharding_prop, _FLAG, _looked_up_once(flagged)))
+        for module, name in _PER_TENSOR:
+            if hasattr(module, name):
+                stack.enter_context(patch.object(module, name, _asked_once(getattr(module, name))))
+        if hasattr(_fsdp_param, _PARTS):
+            stack.enter_context(patch.object(_fsdp_param, _PARTS, _Parts))
         yield
 
 
@@ -84,6 +92,51 @@ def _looked_up_once(propagate: Callable[..., None]) -> Callable[..., None]:
         propagate(strategy, last[1])
 
     return call
+
+
+# How one tensor of a list may be sharded; both are given the call as it is of that tensor alone.
+_PER_TENSOR = ((single_dim_strategy, "_PreparedSingleDimStrategy"), (strategies, "expand_to_full_mesh_op_strategy"))
+
+
+def _asked_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """DTensor finds out for every tensor of a list how it may be sharded: alike for those of equal layers."""
+    known: dict[Any, tuple[Any, Any]] = {}  # answers, and what was asked: identities stay what they are
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        key = tuple([_sharding(each) for each in (*args, *kwargs.values())])
+        if key not in known:
+            known[key] = function(*args, **kwargs), (args, kwargs)
+        return known[key][0]
+
+    return call
+
+
+def _sharding(value: Any) -> Any:
+    """What an answer depends on: how the tensors of a call are sharded, and its other arguments."""
+    if not isinstance(value, OpSchema):
+        return id(value)
+    arguments = (
+        tuple(each.output_spec for each in argument.strategies) if isinstance(argument, OpStrategy) else id(argument)
+        for argument in value.args_schema
+    )
+    return (id(value.op), id(value.kwargs_schema), *arguments)
+
+
+_PARTS = "_chunk_with_empty"
+
+
+class _Parts:
+    """A weight cut into as many parts as there are ranks, when it is sharded: FSDP asks for this rank's and the first."""
+
+    def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor, self._dim = tensor, dim
+        self._length = max(1, -(tensor.shape[dim] // -num_chunks))
+
+    def __getitem__(self, rank: int) -> torch.Tensor:
+        begin, whole = rank * self._length, self._tensor.shape[self._dim]
+        if begin >= max(whole, 1):
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, begin, min(self._length, whole - begin))
 
 
 _plain_new: Any = AsyncCollectiveTensor.__new__

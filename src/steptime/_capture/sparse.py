@@ -34,9 +34,9 @@ def is_sparse(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.sparse_coo
 
 
-def concerns(func: Any, tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether an op takes or makes sparse tensors."""
-    return func is _MAKE or any(map(is_sparse, tensors))
+def makes(func: Any) -> bool:
+    """Whether an op makes a sparse tensor of its parts."""
+    return func is _MAKE
 
 
 def has_kernel(func: Any) -> bool:

@@ -20,10 +20,18 @@ _NESTED = (*LISTS, dict)
 _keys = torch._C._dispatch_keys
 
 
+_DENSE, _SPARSE = DispatchKey.CUDA, DispatchKey.SparseCUDA
+
+
 def is_pretended(tensor: torch.Tensor) -> bool:
     """Whether a tensor is on the device that is not there."""
     keys = _keys(tensor)
-    return bool(keys.has(DispatchKey.CUDA) or keys.has(DispatchKey.SparseCUDA))
+    return bool(keys.has(_DENSE) or keys.has(_SPARSE))
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether it is, and not sparse."""
+    return _keys(tensor).has(_DENSE)
 
 
 def on_device(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 
-from steptime._capture import answers
+from steptime._capture import answers, sparse
 from steptime._capture.contents import CONTENTS
 from steptime._capture.known import INDEXED, OVERWRITES, picks, writes_numbers
 from steptime._capture.reads import compares
@@ -32,6 +32,9 @@ class OpTraits:
     composite: DispatchKey | None  # the key of the kernel by which PyTorch makes it of others, where CUDA has none of its own
     mutable: bool
     across_devices: bool  # its tensors may lie on different devices
+    namespace: str
+    views: bool  # its first argument, and does nothing else
+    makes_sparse: bool
     is_range: bool  # begins or ends around whatever comes, as an optimiser's step
     is_copy: bool  # to the host, it hands over values
     is_sum: bool  # autograd writes sums of gradients over their first argument
@@ -67,6 +70,9 @@ def _traits(func: Any) -> OpTraits:
         _composite(func),
         func._schema.is_mutable,
         op_kind(name).across_devices,
+        func.namespace,
+        views=answers.is_view(func),
+        makes_sparse=sparse.makes(func),
         is_range=func.namespace == "profiler",
         is_copy=is_copy,
         is_sum=func is torch.ops.aten.add.Tensor,

@@ -16,13 +16,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import device_mesh, distributed_c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from steptime._capture import answers
 from steptime._capture.collectives import Collectives, Pending
 from steptime._capture.log import CommLog, Streams
 from steptime._capture.record import Recorder
 from steptime._capture.sharded import IN_PYTHON, SENDS_TABLE
-from steptime._capture.tensors import is_pretended, is_wrapper, tensors_of
-from steptime._capture.traits import traits_of
+from steptime._capture.tensors import is_dense, is_wrapper, tensors_of
+from steptime._capture.traits import OpTraits, traits_of
 from steptime._program.execution import ProcessGroup
 from steptime.errors import InputError
 
@@ -33,8 +32,6 @@ _METHODS = (
     "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "reduce_scatter_single", "reduce_scatter_single_coalesced",
     "alltoall", "alltoall_base", "all_to_all_single", "gather", "scatter", "send", "recv", "recv_anysource", "barrier",
 )  # fmt: skip
-# Before the step that is noted, answered at once: FSDP cuts every weight into as many parts as there are ranks.
-_CUTS = ("aten::split", "aten::split_with_sizes")
 _WAIT: Any = torch.ops._c10d_functional.wait_tensor.default
 _ASIDE = ("prim", "profiler")  # no work of a step
 
@@ -171,16 +168,16 @@ Called = tuple[str, tuple[Any, ...], tuple[Any, ...]]
 """An op with the shapes and dtypes of its tensors, and of a collective how much goes to each rank."""
 
 
-def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Called:
-    """A call as far as it tells one rank from another.
+def called(op: OpTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Called:
+    """A call as far as it tells one rank from another. Views are not listed: what is done with them is.
 
     Numbers among arguments do not: a rank of a tensor-parallel group looks for other rows of a table than the next one, in
     the same time. Nor do groups, roots and peers.
     """
     with torch._C.DisableTorchFunction():
         shapes = tuple([(tensor.shape, tensor.dtype) for tensor in tensors_of(args, kwargs)])
-    splits = tuple(tuple(each) for each in args if _is_integers(each)) if func.namespace == "c10d" else ()
-    return traits_of(func).name, shapes, splits
+    splits = tuple(tuple(each) for each in args if _is_integers(each)) if op.namespace == "c10d" else ()
+    return op.name, shapes, splits
 
 
 def _is_integers(value: Any) -> bool:
@@ -224,16 +221,19 @@ class GroupRecorder(Recorder):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Any op below autograd."""
+        op = traits_of(func)
+        if not types and not self._noting and op.views and is_dense(args[0]):
+            return self._viewed(func, args, kwargs or {})
         kwargs = kwargs or {}
-        if func.namespace in _ASIDE or (types and any(issubclass(kind, FakeTensor) for kind in types)):
+        if op.namespace in _ASIDE or (types and any(issubclass(kind, FakeTensor) for kind in types)):
             # With tensors that are PyTorch's own fakes, DTensor finds out how results are sharded: once, in the first step.
             return func(*args, **kwargs)
-        if self._listing:
-            self.calls.append(called(func, args, kwargs))
+        if self._listing and not op.views:
+            self.calls.append(called(op, args, kwargs))
         if types and any(map(is_wrapper, types)):
             return super().__torch_dispatch__(func, types, args, kwargs)
-        name = traits_of(func).name
-        if func.namespace == "c10d":
+        name = op.name
+        if op.namespace == "c10d":
             self.digest(func, tensors_of(args, kwargs))
             return self._called(self._collectives.answer, func, args, kwargs)
         if func is _WAIT:
@@ -243,6 +243,4 @@ class GroupRecorder(Recorder):  # type: ignore[no-untyped-call]
             return self._called(IN_PYTHON[name], *args, **kwargs)
         if "out" in kwargs and name in SENDS_TABLE:
             self._called(SENDS_TABLE[name], *args, **kwargs)
-        if not self._noting and name in _CUTS and is_pretended(args[0]):
-            return answers.answer(func, args, kwargs)
         return super().__torch_dispatch__(func, types, args, kwargs)

@@ -38,8 +38,9 @@ def is_execution_trace(document: Any) -> bool:
 
 def read(data: bytes, source: str, *, bare: tuple[str, ...] = ()) -> ExecutionTrace:
     """Read one execution trace from the bytes of its JSON text; of nodes whose names begin with `bare`, no more than names."""
+    warnings: list[str] = []
     try:
-        document, warnings = _Document.parsed(data), []
+        document = _Document.parsed(data)
         nodes = _nodes(document, bare)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         document, warnings = _damaged(data, source)

@@ -30,8 +30,10 @@ _LONG_ROW = 128
 _LAGS: dict[int, str] = {EdgeKind.LAUNCH: "latency_ns", EdgeKind.WAIT: "release_ns", EdgeKind.HAND_OVER: "gap_ns"}
 _SYNC = EdgeKind.SYNC
 
-Sums = MutableMapping[tuple[int, bool], tuple[Nanoseconds, Nanoseconds]]
-"""Of stretches played before, and whether they opened a stream: P, and cost - P. They stay while a window is repeated."""
+Lags = tuple[Nanoseconds | int | None, ...]
+Sums = MutableMapping[tuple[int, bool], tuple[Nanoseconds, Nanoseconds, Lags]]
+"""Of stretches played before, and whether they opened a stream: P, cost - P, and the lags of edges (None: by durations, which
+departures change). They stay while a window is repeated."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +96,7 @@ def _compact(rows: Rows) -> Rows | slice:
 
 def play(stretch: Stretch, graph: LaneGraph, timing: Timing, ends: Nanoseconds, sums: Sums, *, continued: bool) -> None:
     """Write the ends of a stretch into `ends` (row, rank, scenario). `continued`: the stream ran work before the window."""
-    if ends[0].size >= WIDE:
+    if ends.shape[1] * ends.shape[2] >= WIDE:
         _play_wide(stretch, graph, timing, ends, continued)
     else:
         key = (id(stretch), stretch.opens_lane and not stretch.host and not continued)
@@ -105,7 +107,7 @@ def play(stretch: Stretch, graph: LaneGraph, timing: Timing, ends: Nanoseconds, 
         ends[stretch.half] = ends[stretch.stop - 1]
 
 
-def _sums(stretch: Stretch, timing: Timing, *, opens: bool) -> tuple[Nanoseconds, Nanoseconds]:
+def _sums(stretch: Stretch, timing: Timing, *, opens: bool) -> tuple[Nanoseconds, Nanoseconds, Lags]:
     before = (timing.gap_ns if stretch.host else timing.spacing_ns)[stretch.table_row]
     cost = (timing.call_ns if stretch.host else timing.duration_ns)[stretch.table_row]
     if opens:
@@ -116,26 +118,30 @@ def _sums(stretch: Stretch, timing: Timing, *, opens: bool) -> tuple[Nanoseconds
         cost[-1] = 0
     total = before + cost
     _accumulate(np.add, total)
-    return total, cost - total
+    lags = tuple(None if each.kind in FROM_START else _lag(each.kind, timing, each.table_row) for each in stretch.layers)
+    return total, cost - total, lags
 
 
 def _accumulate(ufunc: np.ufunc, values: Nanoseconds) -> None:
     """In place, along the first axis. Numpy goes down column after column, which caches do not like where rows are long."""
-    if values[0].size < _LONG_ROW:
+    if values.shape[1] * values.shape[2] < _LONG_ROW:
         ufunc.accumulate(values, axis=0, out=values)
     else:
         for before, row in pairwise(values):
             ufunc(before, row, out=row)
 
 
-def _play_narrow(stretch: Stretch, timing: Timing, ends: Nanoseconds, total: Nanoseconds, rest: Nanoseconds) -> None:
+def _play_narrow(
+    stretch: Stretch, timing: Timing, ends: Nanoseconds, total: Nanoseconds, rest: Nanoseconds, lags: Lags
+) -> None:
     front, out = ends[stretch.first - 1], ends[stretch.first : stretch.stop]
     if not stretch.layers:
         np.add(total, front, out=out)
         return
-    waited = np.full(out.shape, LONG_AGO, dtype=np.int64)
-    for layer in stretch.layers:
-        reached = ends[layer.source] + _lag(layer.kind, timing, layer.table_row)
+    waited = np.empty(out.shape, dtype=np.int64)
+    waited.fill(LONG_AGO)
+    for layer, lag in zip(stretch.layers, lags, strict=True):
+        reached = ends[layer.source] + (_lag(layer.kind, timing, layer.table_row) if lag is None else lag)
         if layer.node is None:
             np.maximum(waited, reached, out=waited)
         else:

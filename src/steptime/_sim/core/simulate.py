@@ -142,7 +142,8 @@ class Playback:
         """When the last member of each concrete group arrives: (group, scenario)."""
         arrivals = self._arrivals(meeting)
         if meeting.groups == 1:
-            return np.asarray(np.max([a.max(axis=0) for a in arrivals], axis=0)[None], dtype=np.int64)
+            last = arrivals[0] if len(arrivals) == 1 else np.concatenate(arrivals)
+            return np.asarray(last if len(last) == 1 else last.max(axis=0)[None], dtype=np.int64)
         group = np.concatenate([p.group for p in meeting.parties if p.group is not None])
         order = np.argsort(group, kind="stable")
         starts = np.searchsorted(group[order], np.arange(meeting.groups))

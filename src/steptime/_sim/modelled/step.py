@@ -114,7 +114,9 @@ class ModelledStep:
 
         def met(rank: int, collective: Collective) -> tuple[int, ...]:
             members = self.workload.members(rank, collective)
-            return known.setdefault(members, tuple(member for member in members if member in present))
+            if members not in known:
+                known[members] = tuple(member for member in members if member in present)
+            return known[members]
 
         members = tuple(tuple(met(rank, collective) for collective in issued.program.collectives) for rank in ranks)
         return Cohort(issued.program, ranks, timing, members)
