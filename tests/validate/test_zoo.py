@@ -43,7 +43,15 @@ ANSWERS = ZooAnswers({
 def timed_row(name: str, group: str, step_ms: float, **changed: Any) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(column.name for column in ZOO.columns)
     times_ns = [step_ms * 1e6 * factor for factor in (0.99, 1.0, 1.01)]
-    row |= {"architecture": name, "group": group, "finite": True, "capped": 0.0, "allocated_bytes": 1000, "times_ns": times_ns}
+    row |= {
+        "architecture": name,
+        "group": group,
+        "finite": True,
+        "capped": 0.0,
+        "allocated_bytes": 1000,
+        "left_bytes": 0,
+        "times_ns": times_ns,
+    }
     return row | changed
 
 
@@ -59,7 +67,7 @@ def kernels_row(name: str, group: str, times_ms: dict[str, float]) -> dict[str, 
 def cases(tmp_path: Path) -> list[ZooCase]:
     store = a_store(tmp_path)
     store.add(ZOO, timed_row("one", "decoders", 10.2))
-    store.add(ZOO, timed_row("two", "encoders", 15.0, allocated_bytes=1200))
+    store.add(ZOO, timed_row("two", "encoders", 15.0, allocated_bytes=1250, left_bytes=50))
     store.add(ZOO, timed_row("lost", "decoders", 1.0, finite=False))
     store.add(ZOO, timed_row("unanswered", "decoders", 1.0))
     store.add(ZOO_KERNELS, kernels_row("one", "decoders", {"aten::mm": 6.5, "aten::add": 3.0}))

@@ -36,7 +36,7 @@ class ZooMeasured:
     step_ms: float
     spread: float
     times_ms: tuple[float, ...]
-    allocated_bytes: int
+    allocated_bytes: int  # without what another architecture had left in the process
     finite: bool
     capped: bool  # whether the power cap held the clock most of the time
     kernels: ZooKernels | None  # None: it was not profiled
@@ -56,7 +56,7 @@ def _measured(row: Mapping[str, Any], kernels: ZooKernels | None) -> ZooMeasured
         step_ms=row["time_ns"] / 1e6,
         spread=row["spread"],
         times_ms=tuple(time_ns / 1e6 for time_ns in row["times_ns"]),
-        allocated_bytes=row["allocated_bytes"],
+        allocated_bytes=row["allocated_bytes"] - (row["left_bytes"] or 0),
         finite=bool(row["finite"]),
         capped=(row["capped"] or 0.0) > 0.5,
         kernels=kernels,
