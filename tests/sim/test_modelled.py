@@ -17,6 +17,7 @@ from steptime._models.host.model import STEP, Speed
 from steptime._ops.waits import tensor_waits
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
+from steptime._platforms.situation import KindError, Situation
 from steptime._program.load import load
 from steptime._program.one_step import OneStep
 from steptime._program.program import CallKind, Program, WorkKind
@@ -24,7 +25,7 @@ from steptime._program.workload import Workload
 from steptime._shard.configs import configured_in
 from steptime._sim.modelled import step as modelled_step
 from steptime._sim.modelled.device_work import device_work
-from steptime._sim.modelled.prediction import memory_of, predict_on
+from steptime._sim.modelled.prediction import box_factors, memory_of, predict_on
 from steptime._sim.modelled.step import ModelledStep, modelled
 from steptime.errors import InputError
 
@@ -210,9 +211,20 @@ def test_lookups_without_statistics_are_said_to_be_guessed() -> None:
     given = dlrm(2, "embedding_bag")
     found = predict_on(replace(given, lookups=None), platform())
     assert any("taken as rows drawn evenly" in warning for warning in found.warnings)
+    counted, assumed = (modelled(each, platform()).programs[0].groups for each in (given, replace(given, lookups=None)))
+    assert {"lookup forward", "lookup backward"} <= set(counted)
+    assert {"assumed lookup forward", "assumed lookup backward"} <= set(assumed)
     unknown = predict_on(replace(dlrm(2), lookups=None), platform())
     assert any("are not recorded; give what is looked up" in warning for warning in unknown.warnings)
     assert unknown.coverage["fallback"] > 0
+
+
+def test_draws_lean_to_no_side() -> None:
+    one, two = box_factors(Situation("", {"matmul": KindError(0.1, 0.1), "copy": KindError(0.1, 0.1)})).values()
+    for factors in (one, two):
+        low, middle, high = np.quantile(np.log(factors), (0.05, 0.5, 0.95))
+        assert (low, middle, high) == pytest.approx((-0.16, 0.0, 0.16), abs=0.005)
+    assert not np.array_equal(one, two)
 
 
 def test_strict_refuses_what_has_no_model() -> None:

@@ -187,6 +187,7 @@ def test_lookups_and_recorded_kernels_are_known_in_steps() -> None:
     known, carried = unseen_architecture(), next(iter(situations().values()))
     assert known.kind("matmul 14 aten::mm.default", WorkFamily.MATMUL) == "matmul"
     assert known.kind("lookup forward", WorkFamily.EMBEDDING) == known.kind("recorded", WorkFamily.OTHER) == ""
+    assert known.kind("assumed lookup forward", WorkFamily.EMBEDDING) == "embedding"  # of rows that nobody counted
     assert carried.kind("matmul 14 aten::mm.default", WorkFamily.MATMUL) == "products"
 
 

@@ -101,12 +101,13 @@ class _Asked:
     question: int
     kernels: frozenset[str] = frozenset()
     others: bool = True  # all launches but these, else these
+    assumed: bool = False  # whether what is looked up is taken as drawn evenly, since nobody counted
 
     def work(self, answers: Sequence[LookupAnswer]) -> OpWork:
         """Its launches."""
         answer = answers[self.question]
         launches = tuple(launch for launch in answer.lookup.launches if (launch.kernel in self.kernels) != self.others)
-        return _op_work(self.op, self.direction, answer, launches)
+        return _op_work(self.op, _group(self.direction, assumed=self.assumed), answer, launches)
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,12 @@ def _left_to_optimizer(statistics: RankLookups, rows: _Rows) -> list[frozenset[s
     return left
 
 
-def _op_work(op: int, direction: str, answer: LookupAnswer, launches: tuple[LaunchTime, ...]) -> OpWork:
+def _group(direction: str, *, assumed: bool) -> str:
+    """Lookups that err together; those of rows that nobody counted are not as sure as what whole steps were measured of."""
+    return f"{'assumed ' if assumed else ''}lookup {direction}"
+
+
+def _op_work(op: int, group: str, answer: LookupAnswer, launches: tuple[LaunchTime, ...]) -> OpWork:
     """Some of the launches of a lookup, or all."""
     estimate = answer.lookup.estimate
     if launches != answer.lookup.launches:
@@ -199,7 +205,7 @@ def _op_work(op: int, direction: str, answer: LookupAnswer, launches: tuple[Laun
         estimate = scaled(estimate, time_ns / estimate.time_ns if estimate.time_ns else 0.0)
     coalesces = any(launch.kernel == _COALESCE for launch in launches)
     counted = [index for index, launch in enumerate(launches) if coalesces and launch.kernel == _READ_BACK_AFTER]
-    return OpWork(op, launches, estimate, f"lookup {direction}", counted[-1] if counted else -1, answer.memory)
+    return OpWork(op, launches, estimate, group, counted[-1] if counted else -1, answer.memory)
 
 
 def scaled(estimate: Estimate, factor: float) -> Estimate:
@@ -236,21 +242,21 @@ def _from_arguments(program: Program, rows: _Rows) -> tuple[tuple[_Asked, ...], 
     for op, bag in zip(rows.forward, bags, strict=True):
         if bag is None:
             return (), ()
-        asked.append(_Asked(op, FORWARD, len(questions)))
+        asked.append(_Asked(op, FORWARD, len(questions), assumed=True))
         questions.append(bag)
     for op, number in zip(rows.backward, _tables_backward(program, rows, max(1, len(bags))), strict=True):
         looked_up = bags[number] if bags else None
         if looked_up is None:
             return (), ()
         dense = looked_up.implementation == _DENSE_BAG
-        asked.append(_Asked(op, BACKWARD, len(questions), _OF_ALL_ROWS if dense else _UPDATE_LAUNCHES))
+        asked.append(_Asked(op, BACKWARD, len(questions), _OF_ALL_ROWS if dense else _UPDATE_LAUNCHES, assumed=True))
         questions.append(replace(looked_up, direction=BACKWARD, optimizer=_optimizer(summed=summed and not dense)))
     for op in rows.update:
         gradient = _gradient(table, op)
         if gradient is None:
             return (), ()
         name = table.names[op]
-        asked.append(_Asked(op, BACKWARD, len(questions), _UPDATES.get(name, frozenset()), others=False))
+        asked.append(_Asked(op, BACKWARD, len(questions), _UPDATES.get(name, frozenset()), others=False, assumed=True))
         optimizer = _optimizer(summed=name == SPARSE_UPDATES["rowwise_adagrad"])
         implementation = EMBEDDING_BAG if bags else _SPARSE_ROWS
         questions.append(Lookup(implementation, BACKWARD, (gradient[0],), optimizer, gradient[1]))
@@ -303,7 +309,7 @@ def _unknown(program: Program, issued: Sequence[IssuedWork], device: Device) -> 
         )
         estimate = guess(device.limits, 0.0, float(nbytes), "float32")
         direction = BACKWARD if _BACKWARD.search(work.name) else FORWARD
-        result.append(OpWork(work.op, (LaunchTime(work.name, estimate.time_ns),), estimate, f"lookup {direction}"))
+        result.append(OpWork(work.op, (LaunchTime(work.name, estimate.time_ns),), estimate, _group(direction, assumed=True)))
     names = ", ".join(sorted({work.name for work in issued}))
     text = f"rank {program.rank}: the tables behind {names} are not recorded; give what is looked up with --lookups"
     return DeviceWork(tuple(result), (text,))

@@ -3,8 +3,10 @@
 Residuals of kernel rows say how far single calls are off. Calls of one architecture err together, since a model that has never
 seen its layouts and sizes is off in all its layers alike. Of every architecture and family of ops the logarithm of measured
 over predicted device time is known; its mean square over architectures, each counting as the square of the family's share, is
-the family's width, to either side: on which side the few were that were far off says nothing of the next one. Widths are then
-scaled so that intervals hold nine of ten architectures: the conformal quantile of how wide each would have needed them.
+the family's width, to either side: on which side the few were that were far off says nothing of the next one. A family of which
+architectures say little is as far off as families are, each counting once: not as the two that most steps are made of. Widths
+are then scaled so that intervals hold nine of ten architectures: the conformal quantile of how wide each would have needed
+widths that were fitted without its group, since that is how it will be for the next one.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from steptime_lab.validate.zoo.zoo import ZooCase
 
 # Of kernels that are told apart by the profiler and the prediction in different ways no more is believed than this.
 _MOST = 1.0
-# A family is taken as all are together until architectures with a quarter of their time in it have said otherwise.
+# A family is taken as one among others until architectures with a quarter of their time in it have said otherwise.
 _TELLING = 0.25**2
 _HELD = 0.9
 _NINE_OF_TEN = 1.645
@@ -34,10 +36,9 @@ Widths = Mapping[str, float]
 def unseen_situation(cases: Sequence[ZooCase]) -> Situation:
     """What may be wrong of each family, by these architectures, whose answers have intervals without it."""
     profiled = [case for case in cases if case.measured.finite and case.measured.kernels is not None]
-    widths = _widths(profiled)
-    scale = _scale(profiled, widths)
-    errors = {name: KindError(scale * width, scale * width) for name, width in widths.items()}
     groups = tuple(sorted({case.answer.group for case in profiled}))
+    scale = _scale(profiled, groups)
+    errors = {name: KindError(scale * width, scale * width) for name, width in _widths(profiled).items()}
     return Situation(UNSEEN, errors, len(profiled), groups, by_family=True)
 
 
@@ -51,10 +52,10 @@ def _widths(cases: Sequence[ZooCase]) -> Widths:
             if took_ms > 0 and kernels.families.get(name, 0.0) > 0:
                 error = float(np.clip(np.log(kernels.families[name] / took_ms), -_MOST, _MOST))
                 squares[name].append(((took_ms / case.answer.device_ms) ** 2, error**2))
-    every = [each for rows in squares.values() for each in rows]
-    pooled = _mean(every)
+    told = [rows for rows in squares.values() if sum(weight for weight, _ in rows) >= _TELLING]
+    between = float(np.mean([_mean(rows) for rows in told or squares.values()]))
     known = [family.label for family in WorkFamily if family is not WorkFamily.COMMUNICATION]
-    return {name: float(np.sqrt(_mean([*squares[name], (_TELLING, pooled)]))) for name in known}
+    return {name: float(np.sqrt(_mean([*squares[name], (_TELLING, between)]))) for name in known}
 
 
 def _mean(weighed: Sequence[tuple[float, float]]) -> float:
@@ -62,9 +63,14 @@ def _mean(weighed: Sequence[tuple[float, float]]) -> float:
     return float(np.average(values, weights=weights))
 
 
-def _scale(cases: Sequence[ZooCase], widths: Widths) -> float:
-    """How many times as wide they must be to hold nine of ten."""
-    needed = [_needed(case, widths) for case in cases if case.answer.device_ms >= _BUSY * case.answer.step_ms]
+def _scale(cases: Sequence[ZooCase], groups: Sequence[str]) -> float:
+    """How many times as wide they must be to hold nine of ten, each with widths of the other groups."""
+    needed = []
+    for group in groups:
+        kin = [case for case in cases if case.answer.group == group and case.answer.device_ms >= _BUSY * case.answer.step_ms]
+        others = [case for case in cases if case.answer.group != group]
+        widths = _widths(others or cases)
+        needed += [_needed(case, widths) for case in kin]
     return float(np.quantile(needed, min(1.0, _HELD * (1 + 1 / len(needed))), method="higher"))
 
 
