@@ -92,8 +92,10 @@ def _takes_flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ma
 def _takes_efficient(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, causal: bool
 ) -> bool:
-    fusable = _fusable(query, key, value, mask, causal)
-    return fusable and query.dtype in (*_HALVES, torch.float32) and query.shape[-3] == key.shape[-3]
+    fusable = _fusable(query, key, value, mask, causal) and query.shape[-3] == key.shape[-3]
+    aligned = 16 // query.dtype.itemsize  # elements, for tensor cores (minimum_gemm_alignment)
+    sized = not any(dim % aligned for dim in (query.shape[-1], value.shape[-1]))
+    return fusable and query.dtype in (*_HALVES, torch.float32) and sized
 
 
 _TAKES: dict[str, Callable[..., bool]] = {
