@@ -185,7 +185,7 @@ def batch_norm(  # noqa: PLR0913, PLR0917 (as PyTorch calls it)
     both = (mean is None) == (variance is None)
     fits = weight is not None and bias is not None and both and (mean is not None or training)
     known = x.dtype != torch.bfloat16 and (x.dtype != torch.float16 or (weight is not None and weight.dtype == torch.float32))
-    shaped = x.dim() >= 3 or (x.dim() == 2 and x.shape[0] <= (131_070 if training else 262_136))
+    shaped = x.dim() >= 3  # rows of features go to PyTorch's own kernels, which are faster there
     small = x.numel() <= 2**31 - 1
     if cudnn and fits and known and shaped and small:
         out, saved_mean, saved_variance, reserve = aten.cudnn_batch_norm(
