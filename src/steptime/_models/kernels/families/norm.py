@@ -200,6 +200,8 @@ def _group_norm(call: GpuCall) -> list[Launch]:
     }
     by_group = ((rows, channels / groups), (samples * channels / _THREADS, 1.0))
     parameters = Launch("ComputeFusedParamsCUDAKernel", samples * channels, (), (), facts, by_group, "", x.dtype)
+    if plane == 1:
+        return _group_norm_of_rows(call, facts, parameters)
     if not backward:
         columns, each = in_group * plane, fresh((samples, channels, 1), x.dtype)
         planes = pointwise((hot(shape, x.dtype, x.nbytes), each, each), fresh(shape, x.dtype), tag=x.dtype)
@@ -217,6 +219,22 @@ def _group_norm(call: GpuCall) -> list[Launch]:
         planes,
         _group_weights(x, facts, samples, channels),
     ]
+
+
+def _group_norm_of_rows(call: GpuCall, facts: dict[str, float], parameters: Launch) -> list[Launch]:
+    """Channels without a plane need no sums over it (GroupNorm1dForward, GroupNorm1dBackward): all is done from the elements."""
+    backward = call.name.endswith("_backward")
+    gradient, x = call.tensor(0), call.tensor(1 if backward else 0)
+    samples, channels, groups = int(facts["samples"]), int(facts["channels"]), int(facts["groups"])
+    shape = (samples, groups, channels // groups)
+    of_rows, of_channels = fresh((samples, groups, 1), "float32"), fresh((1, *shape[1:]), x.dtype)
+    again = tuple(hot(shape, item.dtype, 2 * x.nbytes) for item in ((gradient, x) if backward else (x,)))
+    applied = pointwise((*again, *(of_rows,) * 2, of_channels), fresh(shape, x.dtype), tag=x.dtype, kernel=STRIDED)
+    if backward:
+        sums = replace(parameters, kernel="ComputeBackwardFusedParamsCUDAKernel")
+        return [sums, applied, _group_weights(x, facts, samples, channels)]
+    threads = _WARP if shape[2] < _MOMENT_THREADS else _MOMENT_THREADS
+    return [_by_row("RowwiseMomentsCUDAKernel", (x,), (), samples * groups, shape[2], threads, call.gpu), applied]
 
 
 def _plane_sums(gradient: Operand, x: Operand, facts: dict[str, float], planes: int, plane: int) -> Launch:
