@@ -155,11 +155,12 @@ def test_a_view_shares_the_storage_of_what_it_shows() -> None:
 
 def test_convolutions_and_norms_are_those_of_cudnn() -> None:
     def make() -> Step:
-        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).cuda()
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.BatchNorm1d(288)).cuda()
         return stepping(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(2, 3, 8, 8, device="cuda"))
 
     found = names(capture(make))
     assert found["aten::cudnn_batch_norm"] == found["aten::cudnn_batch_norm_backward"] == 1
+    assert found["aten::native_batch_norm"] == found["aten::native_batch_norm_backward"] == 1  # of rows
     assert found["aten::convolution"] == found["aten::convolution_backward"] == 1
 
 
@@ -198,6 +199,9 @@ def test_attention_takes_the_kernel_that_cuda_takes() -> None:
     assert chosen(torch.float32) == EFFICIENT
     assert chosen(torch.bfloat16, width=160) == CUDNN
     assert chosen(torch.bfloat16, width=100) == FLASH
+    mask = torch.empty(2, 1, 16, 16, dtype=torch.bool, device="meta")
+    assert chosen(torch.bfloat16, width=52, mask=mask) == chosen(torch.float32, width=50) == MATH  # rows are not aligned
+    assert chosen(torch.float32, width=52, mask=mask) == EFFICIENT
     assert chosen(torch.float64) == MATH
 
 

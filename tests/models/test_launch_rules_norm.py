@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -95,6 +96,22 @@ def test_an_instance_norm_has_neither_weights_nor_running_statistics() -> None:
 def test_contiguous_planes_of_one_element_are_not_taken_for_channels_last() -> None:
     assert cudnn(images(16, 768, 1)) == ["bn_fw_tr_1C11_singleread"]
     assert cudnn(images(16, 768, 2, last=True)) == [MEMSET, "batchnorm_fwtr_nhwc_semiPersist"]
+
+
+def test_group_norms_of_rows_have_no_planes_to_sum_over() -> None:
+    def names(*shape: int) -> tuple[list[str], list[str]]:
+        x, weight, each = TensorArg(shape), TensorArg((24,)), TensorArg((8, 4))
+        sizes = (8, 24, math.prod(shape[2:]), 4)
+        calls = (
+            Call("aten::native_group_norm.default", (x, weight, weight, *sizes, 1e-5)),
+            Call("aten::native_group_norm_backward.default", (x, x, each, each, weight, *sizes, (True, True, True))),
+        )
+        forward, backward = ([launch.kernel for launch in launches(call)] for call in calls)
+        return forward, backward
+
+    (forward, backward), (of_planes, back_of_planes) = names(8, 24), names(8, 24, 5, 5)
+    assert (len(forward), len(backward), len(of_planes), len(back_of_planes)) == (2, 3, 3, 5)
+    assert set(forward) < set(of_planes) | {STRIDED} and set(backward) < set(back_of_planes)
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def _group_norm(call: GpuCall) -> list[Launch]:
 
 
 def _group_norm_of_rows(call: GpuCall, facts: dict[str, float], parameters: Launch) -> list[Launch]:
-    """Channels without a plane need no sums over it (GroupNorm1dForward, GroupNorm1dBackward): all is done from the elements."""
+    """Channels without a plane need no sums over it (GroupNorm1dForward, GroupNorm1dBackward): from the elements at once."""
     backward = call.name.endswith("_backward")
     gradient, x = call.tensor(0), call.tensor(1 if backward else 0)
     samples, channels, groups = int(facts["samples"]), int(facts["channels"]), int(facts["groups"])
