@@ -23,9 +23,8 @@ HOST = "steptime:host"
 LOADING = "steptime_loading"
 """The range in which a data loader makes the next batch: what it does on the host is left out."""
 
-_MODE = "PythonDispatchMode"  # PyTorch's own record of calling a dispatch mode
-BARE = (LEAF, _MODE)
-"""Begin the names of nodes of which nothing is kept, but for what is inside them."""
+MODE = "PythonDispatchMode"
+"""PyTorch's own record of calling a dispatch mode; what is inside it is of the op around."""
 
 # Gradients of index_select and gather, summed up in zeros (autograd/FunctionsManual.cpp; native/TensorAdvancedIndexing.cpp).
 _INTO_ZEROS = frozenset(("aten::index_add", "aten::scatter_add"))
@@ -38,7 +37,7 @@ _META, _DEVICE = "meta", "cuda:0"
 _MAIN, _BACKWARD = 1, 2
 
 
-@dataclass
+@dataclass(slots=True)
 class Note:
     """One op below autograd: the storages of the tensors it takes and makes, in order."""
 
@@ -59,7 +58,7 @@ def assembled(trace: ExecutionTrace, notes: Sequence[Note]) -> ExecutionTrace:
     return replace(trace, nodes=nodes, parents=tuple(row.parent for row in tree.rows))
 
 
-@dataclass
+@dataclass(slots=True)
 class _Row:
     """A node that stays."""
 
@@ -96,7 +95,7 @@ class _Tree:
         elif node.name == HOST:
             # The op again, as the mode called it: what it is made of belongs to the op.
             inside = [child for again in inside for child in self._children.get(again, ())]
-        elif node.name != _MODE:
+        else:
             backward = node.name.startswith(ENGINE) or (parent >= 0 and self.rows[parent].backward)
             self.rows.append(_Row(node, node.name, parent, backward))
             parent = len(self.rows) - 1

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from steptime._capture.answers import remembered
-from steptime._capture.assemble import BARE, assembled
+from steptime._capture.assemble import LEAF, MODE, assembled
 from steptime._capture.device import parameters_alive, pretended
 from steptime._capture.log import CommLog
 from steptime._capture.record import Recorder, observed
@@ -76,7 +76,7 @@ def one_iteration(function: Callable[[], Any], recorder: Recorder, warm_up: int,
 def program_of_one(iteration: LoopIteration, what: str) -> Program:
     """The program of a job of one rank."""
     with no_collection():
-        streamed = without_marks(assembled(read(iteration.data, what, bare=BARE), iteration.notes))
+        streamed = without_marks(assembled(read(iteration.data, what, bare=LEAF, around=MODE), iteration.notes))
         program = replace(to_program(streamed.trace, rank=0, world_size=1), orders=streamed.orders)
     more = {OUTSIDE: iteration.outside} if iteration.outside else {}
     return replace(program, meta={**program.meta, **more, PARAMETERS: iteration.parameters})

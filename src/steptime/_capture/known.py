@@ -119,17 +119,22 @@ class Known:
 
         `here`: all of them are of the device.
         """
-        if not tensors or not (here or is_pretended(tensors[0])):
+        if not tensors:
+            return False
+        if not (here or is_pretended(tensors[0])):
             return True
         return any(_address(each) in self._numbers for each in (tensors if written else tensors[:1]))
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Keeps the numbers of what an op made or wrote, where those it took are known; forgets what it wrote where not."""
-        if func in OVERWRITES and self._overwritten(func, args, result):
-            routed = self._route_of(args[1:], {})
-            if routed:
-                self._routed[result.untyped_storage()._cdata] = routed
-            return
+        if func in OVERWRITES:
+            if self._overwritten(func, args, result):
+                routed = self._route_of(args[1:], {})
+                if routed:
+                    self._routed[result.untyped_storage()._cdata] = routed
+                return
+            if not self._routed and is_pretended(result) and _address(result) not in self._numbers:
+                return  # nothing was known of it, and nothing is
         if func in _PUTS and self._put_somewhere(func, args):
             return
         if not self._computable(func, args, kwargs, result):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from steptime._capture.answers import remembered
-from steptime._capture.assemble import BARE, assembled
+from steptime._capture.assemble import LEAF, MODE, assembled
 from steptime._capture.capture import OUTSIDE, PARAMETERS, one_iteration
 from steptime._capture.collectives import with_collectives
 from steptime._capture.ddp import captured_data_parallel
@@ -92,7 +92,7 @@ def captured_rank(iteration: LoopIteration, around: World, what: str) -> Capture
     """An iteration as one rank of the job."""
     rank, ranks = around.rank, around.ranks
     log, calls = iteration.kept
-    trace = assembled(read(iteration.data, what, bare=BARE), iteration.notes)
+    trace = assembled(read(iteration.data, what, bare=LEAF, around=MODE), iteration.notes)
     streamed = with_collectives(replace(trace, rank=rank, world_size=ranks), log, around.groups())
     program = to_program(streamed.trace, rank=rank, world_size=ranks)
     meta = {**program.meta, PARAMETERS: iteration.parameters}

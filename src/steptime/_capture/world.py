@@ -192,6 +192,7 @@ class GroupRecorder(Recorder):  # type: ignore[no-untyped-call]
         self._collectives, self._log = collectives, log
         self._listing = False
         self.calls: list[Called] = []  # by which ranks are compared
+        self._known: dict[Called, Called] = {}  # equal ones are one
 
     def begin(self) -> None:
         """Notes from here on, collectives too."""
@@ -229,7 +230,8 @@ class GroupRecorder(Recorder):  # type: ignore[no-untyped-call]
             # With tensors that are PyTorch's own fakes, DTensor finds out how results are sharded: once, in the first step.
             return func(*args, **kwargs)
         if self._listing and not op.views:
-            self.calls.append(called(op, args, kwargs))
+            call = called(op, args, kwargs)
+            self.calls.append(self._known.setdefault(call, call))
         if types and any(map(is_wrapper, types)):
             return super().__torch_dispatch__(func, types, args, kwargs)
         name = op.name

@@ -273,6 +273,8 @@ def _new_effect(data: Data, signature: Signature) -> _Effect:
         return _NOTHING
     arguments = arguments_of(signature)
     inputs, outputs = tuple(_on_device(arguments.inputs)), tuple(_on_device(arguments.outputs))
+    if not inputs and not outputs:
+        return _NOTHING
     before = {_storage(tensor) for tensor in inputs}
     mentions = frozenset(before | {_storage(tensor) for tensor in outputs})
     born = tuple(tensor for tensor in outputs if _storage(tensor) not in before)
@@ -289,6 +291,8 @@ def _new_effect(data: Data, signature: Signature) -> _Effect:
 
 
 def _written_in_place(data: Data, arguments: Arguments, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    if not outputs and data is not Data.IN_PLACE:
+        return ()
     first = tuple(_on_device(chain.from_iterable(arguments.by_input[:1])))
     if data is Data.IN_PLACE:
         return first
@@ -297,13 +301,13 @@ def _written_in_place(data: Data, arguments: Arguments, outputs: Sequence[Tensor
     return tuple(tensor for tensor in outputs if tensor.id is not None and tensor.id in later)
 
 
-def _on_device(tensors: Iterable[Tensor]) -> Iterable[Tensor]:
+def _on_device(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Those with data on a device. Empty tensors share one storage id."""
-    return (
+    return [
         tensor
         for tensor in tensors
         if (tensor.storage or tensor.id is not None) and not (tensor.device or "").startswith("cpu") and 0 not in tensor.shape
-    )
+    ]
 
 
 def _meet(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

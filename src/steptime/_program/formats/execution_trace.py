@@ -36,22 +36,26 @@ def is_execution_trace(document: Any) -> bool:
     return isinstance(document, dict) and isinstance(document.get("schema"), str) and isinstance(document.get("nodes"), list)
 
 
-def read(data: bytes, source: str, *, bare: tuple[str, ...] = ()) -> ExecutionTrace:
-    """Read one execution trace from the bytes of its JSON text; of nodes whose names begin with `bare`, no more than names."""
+def read(data: bytes, source: str, *, bare: str | None = None, around: str = "") -> ExecutionTrace:
+    """Read one execution trace from the bytes of its JSON text.
+
+    Of nodes whose names begin with `bare`, no more than names. Those that are called `around` are left out: what is inside
+    them counts as inside what is around them.
+    """
     warnings: list[str] = []
     try:
         document = _Document.parsed(data)
-        nodes = _nodes(document, bare)
+        nodes, unusable = _nodes(document, bare, around)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         document, warnings = _damaged(data, source)
-        nodes = _nodes(document, bare)
+        nodes, unusable = _nodes(document, bare, around)
     schema = document.schema
     if not _KNOWN.match(schema):
         warnings.append(f"schema {schema} is not known; it is read like the newest known one, 1.1.1")
     if not nodes:
         raise TraceError(f"{source}: an execution trace of schema {schema} with no readable node; record it again")
-    if len(nodes) < len(document.nodes):
-        warnings.append(f"{len(document.nodes) - len(nodes)} nodes have no usable id or name and are left out")
+    if unusable:
+        warnings.append(f"{unusable} nodes have no usable id or name and are left out")
     return _assemble(schema, nodes, source, warnings)
 
 
@@ -164,14 +168,27 @@ def _recover(document: bytes) -> tuple[list[Any], int]:
     return nodes, gaps
 
 
-def _nodes(document: _Document, bare: tuple[str, ...]) -> list[Node]:
-    return [node for each in document.nodes if each is not None and (node := _node(each, bare)) is not None]
+def _nodes(document: _Document, bare: str | None, around: str) -> tuple[list[Node], int]:
+    """The nodes, and how many there are besides that cannot be used."""
+    raw = [each for each in document.nodes if each is not None]
+    if around:
+        left_out = {each.id: _parent(each) for each in raw if each.name == around}
+        raw = [each for each in raw if each.name != around]
+        for each in raw:
+            parent = _parent(each)
+            for _ in left_out:  # in a circle at most
+                if parent not in left_out:
+                    break
+                parent = left_out[parent]
+            each.ctrl_deps = parent
+    nodes = [node for each in raw if (node := _node(each, bare)) is not None]
+    return nodes, len(raw) - len(nodes) + document.nodes.count(None)
 
 
-def _node(raw: _RawNode, bare: tuple[str, ...]) -> Node | None:
+def _node(raw: _RawNode, bare: str | None) -> Node | None:
     if integer(raw.id) < 0 or not isinstance(raw.name, str):
         return None
-    if raw.name.startswith(bare):
+    if bare is not None and raw.name.startswith(bare):
         return Node(raw.id, raw.name, _parent(raw), signature=_NO_ARGUMENTS)
     attrs = _attributes(raw.attrs)
     signature = Signature(_arguments(raw, "input"), _arguments(raw, "output"))
