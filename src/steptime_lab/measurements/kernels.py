@@ -15,13 +15,15 @@ from steptime._models.kernels.question import Question
 
 _COLUMNS = (
     "family", "call", "cache", "tf32", "benchmark", "source", "share", "others", "time_ns", "times_ns", "spread",
-    "kernel_names", "kernel_ns",
+    "kernel_names", "kernel_ns", "span_ns", "busy_ns",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured question."""
+    """One measured question. Times are what a step sees: kernels that ran side by side (cuDNN takes the groups of a convolution
+    and the layers of a recurrent network so) have their shares of the time that any of them ran.
+    """
 
     question: Question
     family: str
@@ -57,8 +59,11 @@ def _row(row: dict[str, Any]) -> Row:
         others=str(row["others"]),
     )
     values: dict[str, Any] = {name: row[name] for name in ("family", "source", "time_ns", "spread")}
-    values |= {name: tuple(row[name]) for name in ("times_ns", "kernel_names", "kernel_ns")}
-    return Row(question=question, split=split_of(row["call"]), **values)
+    ran_ns = next(row[name] for name in ("busy_ns", "span_ns", "time_ns") if row[name] is not None)
+    beside = min(1.0, ran_ns / row["time_ns"])
+    values["time_ns"] *= beside
+    values |= {name: tuple(beside * each for each in row[name]) for name in ("times_ns", "kernel_ns")}
+    return Row(question=question, split=split_of(row["call"]), kernel_names=tuple(row["kernel_names"]), **values)
 
 
 def of(rows: Sequence[Row], split: str) -> list[Row]:

@@ -10,6 +10,7 @@ from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches import GpuCall, Launch, Operand, fresh, hot
 from steptime._models.kernels.launches.iterator import broadcast, empty_like, memcpy, pointwise
 from steptime._models.kernels.sweep import HALVES, Draw, Drawn, KernelSweep, Shape
+from steptime._units import dtype_bytes
 from steptime.errors import InputError
 
 
@@ -141,6 +142,8 @@ def _result_dtype(kind: str, inputs: Sequence[Operand]) -> str:
     if kind in _MASKED:
         return inputs[1 if kind == "where" else 0].dtype
     sized = [x for x in inputs if x.shape] or list(inputs)
+    if pairs := [x.dtype for x in sized if "complex" in x.dtype]:
+        return max(pairs, key=dtype_bytes) if kind != "abs" else "float32"
     floats = {x.dtype for x in sized if "float" in x.dtype}
     if floats:
         return floats.pop() if len(floats) == 1 else "float32"

@@ -62,8 +62,9 @@ def _draw_bags(draw: Draw) -> Drawn:
 
 # Tokens up to which the gradient is summed without sorting (ATen).
 _UNSORTED = 3072
-# Rows of a segment above which it is summed with atomic additions: seen between 14 and 40 tokens per row of the table.
-_ATOMIC = 20
+# Rows of a segment above which it is summed with atomic additions, where segments are few: seen between 14 and 40 tokens per
+# row of the table, and between 512 and 1,003 rows.
+_ATOMIC, _FEW_ROWS = 20, 750
 _INDEX_BITS, _WARP, _MOST_THREADS = 64, 32, 1024
 # ATen's segments are cut into parts of so many rows.
 _PART_ROWS = 10
@@ -164,7 +165,10 @@ def _dense_backward(call: GpuCall) -> list[Launch]:
     tokens, columns = index.numel, gradient.shape[-1]
     gradient = part(gradient, (tokens, columns))
     if tokens > _UNSORTED:
-        return [*_packed(index), *_segment_sums("compute_grad_weight", gradient, tokens, rows, tokens / rows > _ATOMIC)]
+        return [
+            *_packed(index),
+            *_segment_sums("compute_grad_weight", gradient, tokens, rows, rows <= _FEW_ROWS and tokens / rows > _ATOMIC),
+        ]
     # A block per 32 columns meets tokens 32 at a time; those of one row among them are added one after the other.
     met_twice = _WARP - rows * (1 - (1 - 1 / rows) ** _WARP)
     blocks, batches = columns / _WARP, math.ceil(tokens / _WARP)

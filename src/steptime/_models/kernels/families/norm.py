@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from steptime._models.kernels.call import Argument, TensorArg, contiguous
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import STRIDED, Gpu, GpuCall, Launch, Operand, floor_power, fresh, hot
+from steptime._models.kernels.launches import HOT, STRIDED, Gpu, GpuCall, Launch, Operand, floor_power, fresh, hot
 from steptime._models.kernels.launches.iterator import cleared, memset, of_contiguous, pointwise, reduction
 from steptime._models.kernels.sweep import HALVES, SEQUENCES, USUAL_ELEMENTS, Draw, Drawn, KernelSweep, Shape
 from steptime.errors import InputError
@@ -268,6 +268,7 @@ class _NormImages(NamedTuple):
     plane: int  # elements of an image of one channel
     rows: int  # elements of a channel
     last: bool  # whether channels lie side by side
+    solid: bool  # whether they do in volumes, for which ATen has fewer kernels
     gpu: Gpu
     facts: dict[str, float]
 
@@ -288,7 +289,7 @@ def _images(call: GpuCall, x: Operand) -> _NormImages:
         "odd_channels": channels % 4 != 0,
         "last": last,
     }
-    return _NormImages(samples, channels, plane, samples * plane, last, call.gpu, facts)
+    return _NormImages(samples, channels, plane, samples * plane, last, last and len(image) == 3, call.gpu, facts)
 
 
 def _by_channel(
@@ -310,23 +311,23 @@ def _cudnn_by_channel(kernel: str, otherwise: str, reads: tuple[Operand, ...], i
     return _by_channel(name, reads, (fresh(x.shape, x.dtype),), images, serial, x.dtype)
 
 
-def _cudnn_side_by_side(reads: tuple[Operand, ...], images: _NormImages) -> list[Launch]:
-    """All channels side by side. Backward it is the same code that reads one tensor more, and goes by the name of this one."""
+def _cudnn_side_by_side(kernel: str, reads: tuple[Operand, ...], images: _NormImages) -> list[Launch]:
+    """All channels side by side."""
     grids = (
         (images.channels / _WARP, images.rows / 128),
         (images.channels / 64, images.rows),
         (images.rows / 16 * max(1.0, images.channels / 128), 1.0),
     )
-    x, name = reads[0], "batchnorm_fwtr_nhwc_semiPersist"
+    x = reads[0]
     result = fresh(x.shape, x.dtype)
-    return [memset(4 * images.channels), Launch(name, x.numel, reads, (result,), images.facts, grids, "", x.dtype)]
+    return [memset(4 * images.channels), Launch(kernel, x.numel, reads, (result,), images.facts, grids, "", x.dtype)]
 
 
 def _cudnn(call: GpuCall) -> list[Launch]:
     x = call.tensor(0)
     images = _images(call, x)
     if images.last:
-        return _cudnn_side_by_side((x,), images)
+        return _cudnn_side_by_side("batchnorm_fwtr_nhwc_semiPersist", (x,), images)
     return [_cudnn_by_channel("bn_fw_tr", "_1C11_kernel_NCHW", (x,), images, _KEPT_FORWARD)]
 
 
@@ -334,7 +335,7 @@ def _cudnn_backward(call: GpuCall) -> list[Launch]:
     x, gradient = call.tensor(0), call.tensor(1)
     images = _images(call, x)
     if images.last:
-        return _cudnn_side_by_side((x, gradient), images)
+        return _cudnn_side_by_side("batchnorm_bwtr_nhwc_semiPersist", (x, gradient), images)
     return [_cudnn_by_channel("bn_bw", "_1C11_kernel_new", (x, gradient), images, _KEPT_BACKWARD)]
 
 
@@ -377,7 +378,14 @@ def _by_plane(kernel: str, reads: tuple[Operand, ...], writes: tuple[Operand, ..
     return _by_channel(kernel, reads, writes, images, serial, tag)
 
 
-def _normalising(x: Operand, result: Operand, images: _NormImages, tag: str, more: tuple[Operand, ...] = ()) -> Launch:
+def _normalising(
+    x: Operand,
+    result: Operand,
+    images: _NormImages,
+    tag: str,
+    more: tuple[Operand, ...] = (),
+    kernel: str = "batch_norm_transform_input_kernel",
+) -> Launch:
     width = max(_width(images.plane // 4), min(_width(images.plane), _NORMALISING_THREADS))
     height = max(1, _NORMALISING_THREADS // width)
     along = max(1, min(_NORMALISING_BLOCKS // images.channels, math.ceil(images.samples / height)))
@@ -390,7 +398,22 @@ def _normalising(x: Operand, result: Operand, images: _NormImages, tag: str, mor
         (images.channels, images.rows),
         (images.channels * images.samples, 1.0),
     )
-    return Launch("batch_norm_transform_input_kernel", x.numel, (x, *more), (result,), images.facts, grids, "", tag)
+    return Launch(kernel, x.numel, (x, *more), (result,), images.facts, grids, "", tag)
+
+
+def _reduced(x: Operand, images: _NormImages, tag: str) -> list[Launch]:
+    """Mean and variance of the channels of volumes that lie side by side: a reduction, of bfloat16 as single precision."""
+    if x.dtype != "bfloat16":
+        return reduction(x, (0, 2, 3, 4), images.gpu, outputs=2, tag=tag)
+    wide = replace(hot(x.shape, "float32", 2 * x.nbytes), strides=x.strides)
+    cast = pointwise((x,), replace(fresh(x.shape, "float32"), strides=x.strides), tag="bfloat16>float32", casts=True)
+    return [cast, *reduction(wide, (0, 2, 3, 4), images.gpu, outputs=2, tag=tag)]
+
+
+def _over_volumes(reads: tuple[Operand, ...], images: _NormImages, tag: str) -> Launch:
+    """An element-wise kernel over volumes and a few numbers of each channel."""
+    each = Operand((1, images.channels, 1, 1, 1), "float32", (images.channels, 1, 1, 1, 1))
+    return pointwise((*reads, each, each, each), reads[-1], tag=tag, kernel=STRIDED)
 
 
 def _statistics(x: Operand, images: _NormImages, tag: str) -> list[Launch]:
@@ -402,6 +425,8 @@ def _statistics(x: Operand, images: _NormImages, tag: str) -> list[Launch]:
 
 def _applied(x: Operand, images: _NormImages, tag: str) -> Launch:
     """Every element normed with them."""
+    if images.solid:
+        return _over_volumes((x,), images, tag)
     if images.last or images.plane == 1:
         return _channels_last(*_LAST_FORWARD, (x,), (x,), images, tag)[-1]
     return _normalising(x, fresh(x.shape, x.dtype), images, tag)
@@ -437,15 +462,18 @@ def _kept(call: GpuCall, images: _NormImages) -> Launch:
 def _native(call: GpuCall) -> list[Launch]:
     x = call.tensor(0)
     images, tag = _images(call, x), x.dtype + _weight_dtype(call, 1)
-    return [*_statistics(x, images, tag), _kept(call, images), _applied(hot(x.shape, x.dtype, x.nbytes), images, tag)]
+    again = replace(x, origin=HOT, since_bytes=x.nbytes)
+    sums = _reduced(x, images, tag) if images.solid else _statistics(x, images, tag)
+    return [*sums, _kept(call, images), _applied(again, images, tag)]
 
 
 def _native_backward(call: GpuCall) -> list[Launch]:
     gradient, x = call.tensor(0), call.tensor(1)
     images, tag = _images(call, x), x.dtype + _weight_dtype(call, 2)
     if images.last or images.plane == 1:
-        again = tuple(hot(item.shape, item.dtype, 2 * x.nbytes) for item in (gradient, x))
-        return _channels_last(*_LAST_BACKWARD, (gradient, x), again, images, tag)
+        again = tuple(replace(item, origin=HOT, since_bytes=2 * x.nbytes) for item in (gradient, x))
+        *sums, applied = _channels_last(*_LAST_BACKWARD, (gradient, x), again, images, tag)
+        return [*sums, _over_volumes(again, images, tag) if images.solid else applied]
     return [_by_plane("batch_norm_backward_kernel", (gradient, x), (fresh(x.shape, x.dtype),), images, tag)]
 
 
@@ -466,14 +494,18 @@ def _synchronized_backward(call: GpuCall) -> list[Launch]:
         *summed, applied = _channels_last(*_LAST_BACKWARD, (gradient, x), (gradient, x), images, tag)
         return summed if sums else [applied]
     if sums:
-        return [_by_plane(_COLLECTED, (gradient, x), (), images, tag)]
-    return [_normalising(gradient, fresh(x.shape, x.dtype), images, tag, (x,))]
+        return [_by_plane("batch_norm_backward_reduce_kernel", (gradient, x), (), images, tag)]
+    return [_normalising(gradient, fresh(x.shape, x.dtype), images, tag, (x,), "batch_norm_backward_elemt_kernel")]
 
 
 def _gathered(call: GpuCall) -> list[Launch]:
-    """Statistics of all ranks summed up, a row each: ranks are few, and so are channels."""
+    """Statistics of all ranks summed up: a thread for every channel goes over the ranks."""
     means = call.tensor(1)
-    return reduction(means, (0,), call.gpu, outputs=2, tag=means.dtype)
+    ranks, channels = means.shape
+    grids = ((channels / _CHANNEL_THREADS, ranks), (1.0, ranks))
+    facts = {"rows": ranks, "columns": channels}
+    reads, writes = (means, means), (fresh((channels,), means.dtype),) * 2
+    return [Launch("batch_norm_reduce_statistics_kernel", means.numel, reads, writes, facts, grids, "", means.dtype)]
 
 
 FAMILY = Family(

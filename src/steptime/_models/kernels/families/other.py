@@ -12,8 +12,9 @@ from steptime._models.kernels.call import DtypeArg, TensorArg
 from steptime._models.kernels.families import elementwise, indexing, optimizer
 from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches import DEFAULTS, WITH_INDEX, GpuCall, Grids, Launch, Rule, fresh, hot
-from steptime._models.kernels.launches.indexed import over_indices, radix_sort
-from steptime._models.kernels.launches.iterator import cleared, copies, memcpy, pointwise
+from steptime._models.kernels.launches.iterator import cleared, copies, pointwise
+from steptime._models.kernels.launches.sorting import sorted_rows
+from steptime._models.kernels.launches.transforms import transformed
 from steptime._models.kernels.sweep import Draw, Drawn, KernelSweep, indices
 from steptime.errors import InputError
 
@@ -61,9 +62,8 @@ def _draw_lists(draw: Draw) -> Drawn:
 
 _BLOCK = 1024  # elements, as in the element-wise kernels
 _RESIZED = "upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d upsample_bilinear2d_backward"
+_TRANSFORMS = "_fft_r2c _fft_c2c _fft_c2r"
 _CHANNELS_BESIDE, _SMOOTHED_BESIDE = 4, 16  # channels side by side from which kernels go along them (ATen)
-# Keys of a row up to which ATen sorts within a block, by kernels that were never measured.
-_SMALL_SORT = 4096
 
 
 def _number(call: GpuCall, position: int, default: float) -> float:
@@ -88,14 +88,6 @@ def _power(call: GpuCall) -> list[Launch]:
     number = "int64" if isinstance(call.value(0), int) else "float32"
     powers = pointwise((hot((), number, 8), x), fresh(x.shape, x.dtype), tag=number, casts=number != x.dtype)
     return [cleared(fresh((), number)), powers]
-
-
-def _sort(call: GpuCall) -> list[Launch]:
-    x = call.tensor(0)
-    if len(x.shape) != 1 or x.numel <= _SMALL_SORT:
-        raise InputError(f"{call.op}: no rule says what sorting {x.shape} launches, only one row of more than {_SMALL_SORT}")
-    order = over_indices("fill_reverse_indices_kernel", x.numel)
-    return [memcpy(x, fresh(x.shape, x.dtype)), order, *radix_sort(x.numel, 8 * x.item_bytes, 1 << (8 * x.item_bytes))]
 
 
 def _given_result(call: GpuCall) -> list[Launch]:
@@ -150,12 +142,13 @@ _OWN: dict[str, Rule] = {
     "scalar_tensor": lambda call: [cleared(fresh((), call.dtype_keyword("float32")))],
     "arange": _arange,
     "pow": _power,
-    "sort": _sort,
+    "sort": sorted_rows,
     **dict.fromkeys(("div", "mul"), _given_result),
     "_assert_async": lambda _: [Launch("_assert_async_cuda_kernel", 1, grids=((1.0, 1.0),))],
     "scatter": indexing.scatter,
     "scatter_reduce": _scatter_reduced,
     **dict.fromkeys(_RESIZED.split(), _resized),
+    **dict.fromkeys(_TRANSFORMS.split(), transformed),
 }
 
 FAMILY = Family(
@@ -194,5 +187,5 @@ FAMILY = Family(
     ),
     weight=0.5,
     rules=launches,
-    kin=f"_assert_async arange.start div.out scatter_reduce.two {_RESIZED}",
+    kin=f"_assert_async arange.start div.out scatter_reduce.two {_RESIZED} {_TRANSFORMS}",
 )

@@ -25,6 +25,7 @@ INDEXED = "index_elementwise_kernel"
 SMALL_INDEX = "indexSelectSmallIndex"
 MEMCPY = "Memcpy"
 MEMSET = "Memset"
+FFT = "fft"
 
 # The facts of a launch that have a term of their own in its time, and what each says; any other fact is only a feature of the
 # residual. A launch that does not have it stands at the value in DEFAULTS, else at zero.
@@ -53,15 +54,17 @@ Grids = tuple[tuple[float, float], ...]
 
 ARGUMENT, HOT, FRESH = "argument", "hot", "fresh"
 _FUNCTION = re.compile(r"(?:void )?([\w:]+)")
+_TRANSFORM = re.compile(r"(?:^|_)fft(?:_|$)")
 # Asked for every operand of every launch.
 _item_bytes = cache(dtype_bytes)
 
 
 @cache
 def short_name(kernel: str) -> str:
-    """The name of a profiled kernel without its namespaces, template arguments and parameters."""
+    """The name of a profiled kernel without its namespaces, template arguments and parameters; cuFFT's kernels are one."""
     result = _FUNCTION.match(kernel.replace("(anonymous namespace)::", ""))
-    return result.group(1).split("::")[-1] if result else kernel
+    name = result.group(1).split("::")[-1] if result else kernel
+    return FFT if _TRANSFORM.search(name) else name
 
 
 def floor_power(number: int) -> int:

@@ -123,7 +123,7 @@ def kind_of(item: Pass) -> str:
     layer, question = item.layer, item.question
     precision = layer.dtype if layer.dtype != "float32" else "tf32" if question.tf32 else "fp32"
     order = "last" if layer.channels_last else "first"
-    grouping = "depthwise" if layer.depthwise else "grouped" if layer.groups > 1 else "dense"
+    grouping = "depthwise" if layer.depthwise else "even" if layer.even else "grouped" if layer.groups > 1 else "dense"
     point = "point" if math.prod(layer.taps) * math.prod(layer.stride) == 1 else "taps"
     return f"{item.name} {'forward' if goes_forward(layer, item.name) else 'backward'} {precision} {order} {grouping} {point}"
 

@@ -51,6 +51,12 @@ class ConvolutionLayer:
     written: tuple[str, ...]  # image, weight, result: which of them a step has just written
 
     @property
+    def even(self) -> bool:
+        """Whether each of its groups has as many outputs as inputs, a power of two of them."""
+        each = self.inputs // self.groups
+        return self.groups > 1 and self.inputs == self.outputs and each & (each - 1) == 0
+
+    @property
     def depthwise(self) -> bool:
         """Whether every input channel has filters of its own."""
         return self.groups > 1 and self.groups == self.inputs
@@ -240,6 +246,13 @@ class PassColumns:
         self.pixels = self.batch * self.result_area
         self.group_inputs, self.group_outputs = self.inputs / self.groups, self.outputs / self.groups
         self.depthwise = (self.groups > 1) & (self.groups == self.inputs)
+        # cuDNN has kernels for all groups at once where each has as many outputs as inputs, a power of two of them; others are
+        # padded to that by kernels of their own, or taken one by one (seen in the measured rows).
+        self.even = (
+            (self.groups > 1)
+            & (self.group_inputs == self.group_outputs)
+            & (_next_power(self.group_inputs) == self.group_inputs)
+        )
         self.pointwise = (self.taps == 1) & (self.stride == 1)
         self.macs = self.pixels * self.outputs * self.group_inputs * self.taps
         self.tensors = [  # bytes of image, weight, result
@@ -348,6 +361,12 @@ def _padded(lengths: Floats, unit: Floats | int) -> Floats:
     return padded
 
 
+def _next_power(lengths: Floats) -> Floats:
+    """The least power of two that is not below each."""
+    powers: Floats = np.exp2(np.ceil(np.log2(lengths)))
+    return powers
+
+
 def _alignment(lengths: Floats) -> Floats:
     """The largest power of two that divides each, up to 64."""
     whole = lengths.astype(np.int64)
@@ -371,10 +390,12 @@ def table(columns: PassColumns) -> tuple[Floats, Floats]:
         *(*(log(nbytes) for nbytes in columns.tensors), columns.hot_share(), log(inner / rows), log(rows * width)),
         *(log(columns.macs), log(columns.nbytes), log(base), columns.share, columns.others),
         *(width / _padded(width, 64), width / _padded(width, 128), rows / _padded(rows, 128)),
+        *(columns.group_inputs / _next_power(columns.group_inputs), columns.group_outputs / _next_power(columns.group_outputs)),
     ]
     flags = (
         *(columns.single, columns.half, columns.last, columns.depthwise, columns.taps == 1, columns.pointwise, columns.warm),
         *(columns.fprop, columns.dgrad, columns.wgrad, columns.last == columns.single, columns.forward),
+        columns.even,
     )
     waves = []
     for high, wide in _WAVE_TILES:
