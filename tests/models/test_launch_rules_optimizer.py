@@ -85,11 +85,19 @@ def test_a_number_to_a_power_and_a_range_by_steps() -> None:
         other(Call("aten::arange.start_step", (0, 5, 0), options))
 
 
-def test_sorting_that_was_never_measured_is_refused() -> None:
+def test_rows_are_sorted_in_blocks_all_at_once_or_each_by_itself() -> None:
     keys = TensorArg((960_230,), "int32", high=1 << 25)
     assert sum("Onesweep" in one.kernel for one in other(Call("aten::sort.stable", (keys,)))) == 4
-    with pytest.raises(InputError, match=r"aten::sort\.stable"):
-        other(Call("aten::sort.stable", (TensorArg((64, 64)),)))
+    assert [one.kernel for one in other(Call("aten::sort.default", (TensorArg((64, 64)), -1, False)))][
+        -1
+    ] == "radixSortKVInPlace"
+    few = [one.kernel for one in other(Call("aten::sort.default", (TensorArg((64, 5000)), -1, False)))]
+    assert (few[1], few[-1], sum("Onesweep" in name for name in few)) == (
+        *("fill_index_and_segment_kernel", "sort_postprocess_kernel"),
+        5,
+    )
+    many = [one.kernel for one in other(Call("aten::sort.default", (TensorArg((200, 5000)), -1, False)))]
+    assert many[2:] == ["DeviceSegmentedRadixSortKernel"] * 6
 
 
 def test_no_kernel_of_a_cast_is_vectorised_over_lists() -> None:

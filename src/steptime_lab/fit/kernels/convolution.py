@@ -39,7 +39,7 @@ _FEWER = replace(_TRAINED, steps=3000, batch=256)
 _BLENDS: dict[str, dict[str, Any]] = {
     form.DENSE: {**_GROWN, "num_leaves": 127, "rounds": 200, "networks": 3, "training": _TRAINED},
     form.DEPTHWISE: {**_GROWN, "num_leaves": 31, "rounds": 150, "networks": 2, "training": _FEWER, "weight": 0.8},
-    form.GROUPED: {**_GROWN, "num_leaves": 63, "rounds": 300, "feature_fraction": 0.9, "networks": 2, "training": _FEWER},
+    form.GROUPED: {**_GROWN, "num_leaves": 63, "rounds": 200, "feature_fraction": 0.9, "networks": 0},
     form.BIASED: {"rounds": 300, "num_leaves": 15, "networks": 0, "single": True},
     form.PARTS: {"rounds": 150, "num_leaves": 4, "min_data_in_leaf": 30, "networks": 0, "single": True},
 }

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from steptime._models.kernels.call import TensorArg
+from steptime._models.kernels.call import TensorArg, contiguous
 from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches import GpuCall, Launch, Operand, fresh, hot
-from steptime._models.kernels.launches.iterator import broadcast, empty_like, memcpy, pointwise
+from steptime._models.kernels.launches.iterator import broadcast, copies, empty_like, memcpy, pointwise
 from steptime._models.kernels.sweep import HALVES, Draw, Drawn, KernelSweep, Shape
 from steptime._units import dtype_bytes
 from steptime.errors import InputError
@@ -121,9 +121,21 @@ def launches(call: GpuCall) -> list[Launch]:
         x = inputs[0]
         copied = replace(hot(x.shape, x.dtype, 2 * x.nbytes), strides=x.strides)
         return [memcpy(x, empty_like(x)), pointwise((copied, inputs[1]), copied, tag=tag, existing=True)]
+    if kind == "abs" and "complex" in inputs[0].dtype:
+        return _absolute(inputs[0])
     dtype = _result_dtype(kind, inputs)
     output = inputs[0] if in_place else fresh(broadcast([item.shape for item in inputs]), dtype)
     return [pointwise(inputs, output, tag=tag, casts=_casts(kind, inputs), existing=in_place)]
+
+
+def _absolute(x: Operand) -> list[Launch]:
+    """Of complex numbers: a complex result, of which the real parts are copied."""
+    result, item = fresh(x.shape, "float32"), x.item_bytes // 2
+    parts = replace(
+        hot(x.shape, "float32", x.nbytes), strides=tuple(x.item_bytes // item * step for step in contiguous(x.shape))
+    )
+    made = pointwise((x,), fresh(x.shape, x.dtype), tag=x.dtype, kernel="abs_kernel_vectorized2_kernel")
+    return [made, *copies(result, parts)]
 
 
 def _tag(call: GpuCall, kind: str, inputs: Sequence[Operand]) -> str:
@@ -143,7 +155,7 @@ def _result_dtype(kind: str, inputs: Sequence[Operand]) -> str:
         return inputs[1 if kind == "where" else 0].dtype
     sized = [x for x in inputs if x.shape] or list(inputs)
     if pairs := [x.dtype for x in sized if "complex" in x.dtype]:
-        return max(pairs, key=dtype_bytes) if kind != "abs" else "float32"
+        return max(pairs, key=dtype_bytes)
     floats = {x.dtype for x in sized if "float" in x.dtype}
     if floats:
         return floats.pop() if len(floats) == 1 else "float32"

@@ -252,9 +252,9 @@ def _group_weights(x: Operand, facts: dict[str, float], samples: int, channels: 
 # Launches of batch norms: cuDNN's, a block per channel or all channels side by side, and ATen's own with its grids.
 
 # Values of a channel that cuDNN keeps on chip, so that it reads them once. Seen in the measured rows: forward between 25,088
-# and 31,974, backward between 13,475 and 15,484; pairs of halves, for an even plane, take twice as many (forward at least
-# 37,632, backward between 24,500 and 52,528).
-_KEPT_FORWARD, _KEPT_BACKWARD = 28_672, 14_336
+# and 31,974, backward between 13,475 and 15,484; in pairs of halves, for an even plane, forward between 74,240 and 81,920,
+# backward between 40,960 and 45,056.
+_KEPT_FORWARD, _KEPT_BACKWARD = (28_672, 77_824), (14_336, 43_008)
 # ATen's batch norm: threads of a block; rows that a thread of a channels-last kernel takes at once, most blocks
 # along rows and the fewest that are worth a second stage.
 _CHANNEL_THREADS, _ROWS_AT_ONCE, _MOST_STAGED, _LEAST_STAGED = 512, 16, 128, 8
@@ -301,11 +301,13 @@ def _by_channel(
     return Launch(kernel, reads[0].numel, reads, writes, images.facts, grids, "", tag)
 
 
-def _cudnn_by_channel(kernel: str, otherwise: str, reads: tuple[Operand, ...], images: _NormImages, on_chip: int) -> Launch:
+def _cudnn_by_channel(
+    kernel: str, otherwise: str, reads: tuple[Operand, ...], images: _NormImages, on_chip: tuple[int, int]
+) -> Launch:
     """The kernel that reads once, if a channel fits, else the other one."""
     x = reads[0]
     pairs = x.dtype == "float16" and images.plane % 2 == 0
-    once = images.rows <= (2 * on_chip if pairs else on_chip)
+    once = images.rows <= on_chip[pairs]
     name = kernel + (("_1C11_singleread" + ("_spec" if pairs else "")) if once else otherwise)
     serial = images.samples * math.ceil(images.plane / _CHANNEL_THREADS)
     return _by_channel(name, reads, (fresh(x.shape, x.dtype),), images, serial, x.dtype)

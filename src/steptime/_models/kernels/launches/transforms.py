@@ -14,8 +14,8 @@ from steptime.errors import InputError
 
 _SMALL_PRIMES = (2, 3, 5, 7, 11, 13)
 _LARGEST_PRIME = 127
-# Sides of a plane up to which, and planes from which, one kernel goes along both axes (seen: 128; between 320 and 608).
-_PLANE, _MANY_PLANES = 128, 512
+# Planes from which one kernel goes along both axes (seen between 320 and 608), and sides up to which: powers of two, others.
+_MANY_PLANES, _PLANE, _MIXED_PLANE = 512, 128, 64
 _LINES = 8  # that a block takes, about; the weight is fitted
 
 
@@ -54,8 +54,7 @@ def _copied(x: Operand, axes: tuple[int, ...], to_real: bool) -> list[Launch]:
 def _passes(name: str, x: Operand, result: Operand, axes: tuple[int, ...]) -> list[Launch]:
     lengths = {axis: max(x.shape[axis], result.shape[axis]) for axis in axes}
     area = math.prod(lengths.values())
-    small = all(_is_power(length) and length <= _PLANE for length in lengths.values())
-    if name == "_fft_c2c" and len(axes) == 2 and small and x.numel >= _MANY_PLANES * area:
+    if name == "_fft_c2c" and len(axes) == 2 and x.numel >= _MANY_PLANES * area and _is_plane(*sorted(lengths.values())):
         return [_kernel("plane", x, result, area, across=True)]
     # Real data become complex along the last axis, first; complex data become real along it, last.
     order = [*axes[:-1], axes[-1]] if name == "_fft_c2r" else [axes[-1], *reversed(axes[:-1])]
@@ -82,6 +81,12 @@ def _kernel(kind: str, x: Operand, result: Operand, length: int, *, across: bool
 
 def _is_power(length: int) -> bool:
     return length & (length - 1) == 0
+
+
+def _is_plane(short: int, long: int) -> bool:
+    if _is_power(short) and _is_power(long):
+        return long <= _PLANE and long <= 2 * short
+    return short == long <= _MIXED_PLANE and _primes(long) == "mixed"
 
 
 def _primes(length: int) -> str:
