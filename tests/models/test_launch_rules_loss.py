@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.models.launching import rules_of
 
 from steptime._models.kernels.call import Call, TensorArg
-from steptime._models.kernels.launches import MEMCPY, REDUCE
+from steptime._models.kernels.launches import MEMCPY, REDUCE, SCATTER_GATHER
 
 launches = rules_of("loss")
 
@@ -33,6 +33,14 @@ def test_a_loss_that_is_not_reduced_has_no_reduction() -> None:
         rest = () if "mse" in op else (None,)
         assert kernels(Call(op, (x, x, *rest, MEAN)))[1:] == reduced
         assert len(kernels(Call(op, (x, x, *rest, NONE)))) == 1
+
+
+def test_labels_of_a_loss_that_is_not_reduced_are_met_each_by_itself() -> None:
+    x, labels, losses = TensorArg((100_000, 16)), TensorArg((100_000,), "int64"), TensorArg((100_000,))
+    (forward,) = launches(Call("aten::nll_loss_forward.default", (x, labels, None, NONE, -100)))
+    zeros, backward = launches(Call("aten::nll_loss_backward.default", (losses, x, labels, None, NONE, -100, losses)))
+    assert forward.kernel == backward.kernel == SCATTER_GATHER and zeros.writes[0].shape == x.shape
+    assert forward.writes[0].shape == labels.shape and forward.grids[0][0] > 1
 
 
 def test_a_gradient_of_a_mean_is_read_once_for_all_elements() -> None:

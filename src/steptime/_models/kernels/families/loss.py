@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from steptime._models.kernels.call import TensorArg
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import Gpu, GpuCall, Launch, Operand, fresh, hot
-from steptime._models.kernels.launches.indexed import touched
+from steptime._models.kernels.launches import SCATTER_GATHER, Gpu, GpuCall, Launch, Operand, fresh, hot
+from steptime._models.kernels.launches.indexed import scatter_grids, touched
 from steptime._models.kernels.launches.iterator import cleared, memcpy, of_contiguous, pointwise, reduction
 from steptime._models.kernels.sweep import USUAL_ELEMENTS, VOCABULARIES, Draw, Drawn, KernelSweep, Shape, indices
 from steptime.errors import InputError
@@ -103,6 +103,8 @@ def _nll(call: GpuCall) -> list[Launch]:
         raise InputError(f"{call.op}: scores {x.shape} have no classes")
     picked, result = x.numel // x.shape[1], fresh(x.shape, x.dtype)
     reads, writes = ((touched(x, picked), labels), ()) if way == "forward" else ((labels,), (touched(result, picked),))
+    if call.integer(first + 3, _MEAN) == _NONE:
+        return _not_reduced(x, labels, call.tensor(0), result, backward=way == "backward")
     if pixels:
         kernel = _by_pixel(f"nll_loss2d_{way}_kernel", x, reads, writes)
     else:
@@ -111,6 +113,16 @@ def _nll(call: GpuCall) -> list[Launch]:
         return [cleared(result), kernel]
     zero, average = cleared(fresh((), x.dtype)), Launch("nll_loss2d_forward_size_average_kernel", 1, grids=((1.0, 1.0),))
     return [zero, zero, kernel, average] if pixels else [kernel]
+
+
+def _not_reduced(x: Operand, labels: Operand, gradient: Operand, result: Operand, *, backward: bool) -> list[Launch]:
+    """Every row or pixel by itself: a gather along the classes, or the gradient scattered into zeros."""
+    grids, met = scatter_grids(labels.numel), touched(result if backward else x, labels.numel)
+    rows = labels.numel
+    facts = {"rows": rows, "columns": x.shape[1], "picked": 1, "footprint_bytes": x.nbytes, "reuse": 0.0}
+    reads, writes = ((labels, gradient), met) if backward else ((labels, met), fresh(labels.shape, x.dtype))
+    launch = Launch(SCATTER_GATHER, rows, reads, (writes,), facts, grids, "written" if backward else "", x.dtype)
+    return [cleared(result), launch] if backward else [launch]
 
 
 def _mse(call: GpuCall) -> list[Launch]:
