@@ -10,11 +10,13 @@ from io import BytesIO
 import numpy as np
 import pytest
 
-from steptime._hardware.device import read_device
+from steptime._hardware.device import FOLDER, read_device
 from steptime._models.engine.constants import constants_of
 from steptime._models.engine.stored import pack, unpack
 from steptime._models.kernels.call import Argument, Call, TensorArg
+from steptime._models.kernels.fitted import KernelModels
 from steptime._models.kernels.forms import convolution
+from steptime._models.kernels.forms.convolution.cores import GIVES_FIRST, LAST, PLAIN, code, conversions, launched
 from steptime._models.kernels.forms.convolution.passes import (
     BACKWARD,
     BIAS,
@@ -233,3 +235,43 @@ def test_no_question_has_no_answer_and_one_alone_has_the_same_as_among_many(
     assert form.answers([]) == []
     alone, among = form.answers([rows[3].question])[0], form.answers([row.question for row in rows[:10]])[3]
     assert alone.time_ns == pytest.approx(among.time_ns)
+
+
+@pytest.mark.parametrize(
+    ("channels", "taps", "name", "layout", "expected"),
+    [
+        (64, 3, FPROP, LAST, 3),  # image, filters, result
+        (64, 1, FPROP, LAST, 2),  # filters of one tap lie alike in both orders
+        (3, 3, FPROP, LAST, 5),  # memory is cleared for the channels that are added to image and filters
+        (64, 3, FPROP, GIVES_FIRST, 2),
+        (3, 3, WGRAD, LAST, 4),
+        (64, 1, WGRAD, LAST, 2),
+        (3, 3, DGRAD, LAST, 4),
+        (64, 3, WGRAD, PLAIN, 0),
+    ],
+)
+def test_tensors_are_moved_and_padded_to_what_a_core_takes(
+    channels: int, taps: int, name: str, layout: int, expected: int
+) -> None:
+    x, weight = TensorArg((8, channels, 28, 28), "bfloat16"), TensorArg((64, channels, taps, taps), "bfloat16")
+    layer = layer_of(Call(FORWARD, (x, weight, None, (1, 1), (taps // 2,) * 2, (1, 1), False, (0, 0), 1)))
+    assert conversions(layer, name, layout) == expected
+    assert launched(layer, name, code(layout, 2)) == expected + 2
+
+
+def test_the_memset_of_a_sum_over_blocks_belongs_to_the_bias() -> None:
+    call = _turned(backward=True)
+    found = passes_of(
+        [_TRANSPOSE, "sm90_xmma_fprop", "sm90_xmma_wgrad", "Memset (Device)", "void at::native::reduce_kernel<512>(int)"],
+        layer_of(call),
+    )
+    assert found[BIAS] == [3, 4]
+
+
+def test_most_measured_layers_launch_as_many_kernels_as_predicted() -> None:
+    """Those of the split `test`, which nothing was fitted to."""
+    unseen = [row for row in rows_of(shipped("kernels"), families=["convolution"], shares=[1]) if row.split == "test"]
+    unseen = [row for row in unseen if layer_of(row.question.call).groups == 1 and not row.question.warm][:600]
+    answers = KernelModels.load(FOLDER / "h200.npz").forms["convolution"].answers([row.question for row in unseen])
+    off = [abs(len(answer.launches) - len(row.kernel_names)) for answer, row in zip(answers, unseen, strict=True)]
+    assert np.mean(np.asarray(off) == 0) > 0.7

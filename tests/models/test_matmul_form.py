@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
-from steptime._hardware.device import read_device
+from steptime._hardware.device import FOLDER, read_device
 from steptime._models.engine.constants import constants_of
 from steptime._models.engine.splits import FIT, TEST
 from steptime._models.engine.stored import pack, unpack
 from steptime._models.kernels.call import Call, TensorArg
+from steptime._models.kernels.fitted import KernelModels
 from steptime._models.kernels.forms.matmul import MAIN, PATTERNS, REDUCE, MatmulForm
 from steptime._models.kernels.forms.matmul.mixture import (
     COMPANY,
@@ -28,7 +29,7 @@ from steptime._models.kernels.forms.matmul.mixture import (
 from steptime._models.kernels.forms.matmul.products import GROUPS, TILES, groups_of, of_questions, upright
 from steptime._models.kernels.question import Question
 from steptime.errors import InputError
-from steptime_lab.fit.kernels.matmul import candidate, fit, pattern_of
+from steptime_lab.fit.kernels.matmul import candidate, fit, modelled, pattern_of
 from steptime_lab.fit.kernels.matmul_training import Schedule
 from steptime_lab.measurements.kernels import Row, rows_of
 from steptime_lab.measurements.shipped import shipped
@@ -44,7 +45,8 @@ def rows() -> list[Row]:
     table = shipped("kernels")
     table = table.filter(pc.equal(table["family"].cast("string"), "matmul"))
     whole, shares = (table.filter(pc.equal(pc.equal(table["share"], 1), side)) for side in (True, False))
-    return [*rows_of(whole.take(np.arange(0, whole.num_rows, 24))), *rows_of(shares.take(np.arange(0, shares.num_rows, 6)))]
+    found = [*rows_of(whole.take(np.arange(0, whole.num_rows, 24))), *rows_of(shares.take(np.arange(0, shares.num_rows, 6)))]
+    return [row for row in found if modelled(row.question.call)]
 
 
 @pytest.fixture(scope="module")
@@ -269,3 +271,24 @@ def test_kernel_names_say_tile_split_and_role() -> None:
     assert split == whole + len(TILES[single])
     assert PATTERNS[pattern_of((simt, reduce))] == (MAIN, REDUCE)
     assert pattern_of(("Memcpy DtoD (Device -> Device)", nvjet)) == 0
+
+
+def test_most_measured_products_launch_as_many_kernels_as_predicted() -> None:
+    """Those of the split `test`, which nothing was fitted to."""
+    table = shipped("kernels")
+    rows = [row for row in rows_of(table, families=["matmul"], shares=[1]) if row.split == TEST and not row.question.warm]
+    rows = [row for row in rows if modelled(row.question.call)][::4]
+    answers = KernelModels.load(FOLDER / "h200.npz").forms["matmul"].answers([row.question for row in rows])
+    right = [len(answer.launches) == len(row.kernel_names) for answer, row in zip(answers, rows, strict=True)]
+    assert np.mean(right) > 0.93
+
+
+def test_a_counter_of_tiles_is_cleared_beyond_two_waves_of_them() -> None:
+    """Far below and far above, whichever tile is taken."""
+    form = KernelModels.load(FOLDER / "h200.npz").forms["matmul"]
+    few, many = (Question(Call("aten::mm.default", (_half(rows, 1024), _half(1024, 3072)))) for rows in (2048, 8192))
+    assert [len(answer.launches) for answer in form.answers([few, many])] == [1, 2]
+
+
+def _half(*shape: int) -> TensorArg:
+    return TensorArg(shape, "bfloat16")

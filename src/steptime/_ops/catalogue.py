@@ -116,9 +116,9 @@ ATEN = "aten::"
 
 # Other views of the same memory.
 _VIEWS = """
-    alias as_strided as_strided_ broadcast_tensors chunk _conj detach detach_ diagonal expand expand_as flatten imag
+    alias as_strided as_strided_ broadcast_tensors chunk _conj detach detach_ diagonal expand expand_as imag
     lift_fresh movedim mT narrow _neg_view _nested_get_values _nested_view_from_jagged numpy_T permute real _reshape_alias
-    resolve_conj resolve_neg select slice split split_with_sizes squeeze squeeze_ swapaxes t t_ transpose transpose_ unbind
+    select slice split split_with_sizes squeeze squeeze_ swapaxes t t_ transpose transpose_ unbind
     unflatten unflatten_dense_tensors unfold unsafe_chunk unsafe_split _unsafe_view unsqueeze unsqueeze_ view view_as
     view_as_complex view_as_real
 """
@@ -129,7 +129,7 @@ _QUESTIONS = """
     result_type set_ size sparse_dim storage_offset stride _version
 """
 # Views where the memory allows it, else copies, which the ops inside them make.
-_MOSTLY_VIEWS = frozenset(("contiguous", "reshape", "reshape_as", "to"))
+_MOSTLY_VIEWS = frozenset(("contiguous", "flatten", "reshape", "reshape_as", "resolve_conj", "resolve_neg", "to"))
 _RESERVES = re.compile(r"(?:new_empty\w*|empty\w*|resize_|resize_as_|_resize_output_)")
 _SPARSE_PARTS = "_values _indices values indices"
 _MAKE_SPARSE = "_sparse_coo_tensor_unsafe _sparse_coo_tensor_with_dims_and_tensors sparse_coo_tensor _coalesced_"

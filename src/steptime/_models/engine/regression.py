@@ -117,11 +117,30 @@ class Guess:
         each = zip(*columns, children, roots, self.depth.tolist(), self.columns.tolist(), strict=True)
         return tuple(Trees(feature, threshold, child, value, *rest) for feature, threshold, value, child, *rest in each)
 
+    def likeliest(self, features: Floats) -> npt.NDArray[np.intp]:
+        """The place of the likeliest way, for each row."""
+        likeliest: npt.NDArray[np.intp] = np.argmax([trees.values(features) for trees in self.ways], axis=0)
+        return likeliest
+
     def flags(self, features: Floats) -> Floats:
         """A column for each way: 1 where it is the likeliest, else 0."""
-        likeliest = np.argmax([trees.values(features) for trees in self.ways], axis=0)
-        flags: Floats = np.eye(len(self.ways))[likeliest]
+        flags: Floats = np.eye(len(self.ways))[self.likeliest(features)]
         return flags
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which of the things that were seen, by their numbers, is the likeliest for a row."""
+
+    NARROW: ClassVar[bool] = True
+
+    seen: Longs  # ascending
+    guess: Guess | None  # None where only one was
+
+    def likeliest(self, features: Floats) -> Longs:
+        """The number of the likeliest thing, for each row."""
+        places = np.zeros(len(features), dtype=int) if self.guess is None else self.guess.likeliest(features)
+        return self.seen[places]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from steptime._models.engine.regression import REACH, Blend, Guess, Networks, Trees
+from steptime._models.engine.regression import REACH, Blend, Choice, Guess, Networks, Trees
 from steptime._models.engine.stored import Floats
 from steptime._models.lookups.forms import Correction
 from steptime_lab.fit.engine import fitting_library, seeded_torch
@@ -46,6 +46,8 @@ _GUESS: dict[str, Any] = {
     "feature_fraction": 0.5,
     "rounds": 50,
 }
+# Chosen on validation rows of products: as many are right with twice as many and twice as large trees.
+_CHOICE: dict[str, Any] = {"rounds": 30, "learning_rate": 0.25, "num_leaves": 15, "lambda_l2": 1.0}
 _STEPS, _DECAY = 500, 0.01  # of a network that is trained without saying so otherwise
 # Chosen on validation rows of lookups: few trees, so that a plan of many tables is estimated in microseconds.
 _CORRECTION: dict[str, Any] = {
@@ -201,13 +203,26 @@ def _batches(rows: int, batch: int | None, steps: int, seed: int) -> Iterator[sl
         yield from (order[index * batch : (index + 1) * batch] for index in range(min(each, steps - first)))
 
 
-def fit_guess(features: Floats, ways: npt.NDArray[np.int_], seed: int) -> Guess:
-    """Learns which rows go which way; ways are any whole numbers."""
-    grown = [_rounded(grow_trees(features, taken, seed=seed, **_GUESS)) for taken in flags_of(ways).T]
+def fit_guess(features: Floats, ways: npt.NDArray[np.int_], seed: int, **settings: Any) -> Guess:
+    """Learns which rows go which way; ways are any whole numbers, `settings` are LightGBM's, over this module's own."""
+    grown = [_rounded(grow_trees(features, taken, seed=seed, **{**_GUESS, **settings})) for taken in flags_of(ways).T]
     names = ("feature", "threshold", "children", "value", "roots", "depth", "columns")
     joined = {name: np.concatenate([np.atleast_1d(getattr(trees, name)) for trees in grown]) for name in names}
     sizes = {"nodes": [trees.value.size for trees in grown], "rounds": [trees.roots.size for trees in grown]}
     return Guess(**joined, **{name: np.asarray(values) for name, values in sizes.items()})
+
+
+def fit_choice(features: Floats, numbers: npt.NDArray[np.int_], seed: int, **settings: Any) -> Choice:
+    """Learns which number rows have; `settings` are LightGBM's, over this module's own.
+
+    Only which sum of leaves is the largest counts, so that few bits of them and of the corners are kept.
+    """
+    seen = np.unique(numbers).astype(np.int64)
+    if len(seen) < 2:
+        return Choice(seen, None)
+    guess = fit_guess(features, numbers, seed, **{**_CHOICE, **settings})
+    corners, leaves = guess.threshold.astype(np.float32), guess.value.astype(np.float16)
+    return Choice(seen, replace(guess, threshold=corners.astype(np.float64), value=leaves.astype(np.float64)))
 
 
 def flags_of(ways: npt.NDArray[np.int_]) -> Floats:

@@ -10,11 +10,21 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from steptime._hardware.device import DeviceLimits
 from steptime._models.engine.constants import constants_of
-from steptime._models.engine.regression import Blend
+from steptime._models.engine.regression import Blend, Choice
 from steptime._models.kernels.forms import convolution as form
+from steptime._models.kernels.forms.convolution.cores import (
+    FIRST,
+    GIVES_FIRST,
+    LAST,
+    PLAIN,
+    code,
+    conversions,
+    core_features,
+)
 from steptime._models.kernels.forms.convolution.passes import (
     BIAS,
     DGRAD,
@@ -28,7 +38,7 @@ from steptime._models.kernels.forms.convolution.passes import (
     layer_of,
     table,
 )
-from steptime_lab.fit.engine.regression import Training, fit_blend
+from steptime_lab.fit.engine.regression import Training, fit_blend, fit_choice
 from steptime_lab.fit.kernels.book import fit_lists, short_name
 from steptime_lab.measurements.kernels import Row
 
@@ -43,6 +53,7 @@ _BLENDS: dict[str, dict[str, Any]] = {
     form.BIASED: {"rounds": 300, "num_leaves": 15, "networks": 0, "single": True},
     form.PARTS: {"rounds": 150, "num_leaves": 4, "min_data_in_leaf": 30, "networks": 0, "single": True},
 }
+_LEAST_OF_CORE = 6  # rows that a core was seen in, to be taken for another's
 _GUESSED = (form.DENSE, form.GROUPED)  # where cuDNN has many ways and the likeliest one says more than a mean of them
 # Everything was chosen before; there are few rows.
 LEARNS_FROM_VALIDATION = True
@@ -75,11 +86,49 @@ def fit(rows: Sequence[Row], seed: int, limits: DeviceLimits) -> form.Convolutio
     if shared.any():
         known = form.ratios(blends, passes, features, lists.nearest(kinds, points, states))
         blends[form.PARTS] = fit_blend(crowd(columns, base)[shared], (target - known)[shared], seed, **_BLENDS[form.PARTS])
-    return form.ConvolutionForm(lists, features.min(axis=0), features.max(axis=0), blends, device)
+    cores = _fit_cores(passes, kernels, groups == form.DENSE, device, seed)
+    return form.ConvolutionForm(lists, features.min(axis=0), features.max(axis=0), blends, cores, device)
+
+
+def _fit_cores(
+    passes: Sequence[Pass],
+    kernels: Sequence[Sequence[str]],
+    dense: npt.NDArray[np.bool_],
+    device: ConvolutionConstants,
+    seed: int,
+) -> dict[str, Choice]:
+    """Which core passes of dense layers take, by pass; of layers measured cold and warm once."""
+    seen: dict[tuple[ConvolutionLayer, str, bool], int] = {}
+    for place in np.flatnonzero(dense).tolist():
+        seen.setdefault((replace(passes[place].layer, written=()), passes[place].name, passes[place].question.tf32), place)
+    result = {}
+    for name in (FPROP, DGRAD, WGRAD):
+        places = [place for (_, own, _), place in seen.items() if own == name]
+        codes = np.array([core_of(kernels[place], passes[place]) for place in places], dtype=int)
+        usual = [code for code, count in zip(*np.unique(codes, return_counts=True), strict=True) if count >= _LEAST_OF_CORE]
+        kept = np.flatnonzero(np.isin(codes, usual))
+        if len(kept):
+            features = core_features([passes[places[index]] for index in kept], device)
+            result[name] = fit_choice(features, codes[kept], seed)
+    return result
+
+
+def core_of(short_names: Sequence[str], item: Pass) -> int:
+    """What the core of a measured pass takes, and how many kernels are in it: all that bring nothing to it."""
+    moves = [name for name in short_names if name in _MOVES]
+    to_first, to_last = (any(each in name for name in moves) for each in ("ToNchw", "ToNhwc"))
+    if item.layer.channels_last:
+        layout = FIRST if to_first and to_last else LAST if moves else PLAIN
+    else:
+        layout = LAST if to_last and (to_first or item.name == WGRAD) else GIVES_FIRST if to_last else PLAIN
+    return code(layout, len(short_names) - conversions(item.layer, item.name, layout))
 
 
 # What a kernel does within its pass.
 IN, OUT, BEFORE, TAIL, MAIN = "in", "out", "before", "tail", "main"
+_CLEARING = "Memset"
+# Kernels that bring tensors to a core and back.
+_MOVES = ("nchwToNhwcKernel", "nhwcToNchwKernel", "foldedNhwcToNchwKernel", "nhwcAddPaddingKernel", "nchwAddPaddingKernel")
 
 # What a kernel does, and parts of names that say so, in lower case and in the order they are looked for.
 _ROLES = (
@@ -121,6 +170,8 @@ def passes_of(names: Sequence[str], layer: ConvolutionLayer) -> dict[str, list[i
     result = {}
     if BIAS in layer.passes and len(names) > 1 and _adds_bias(names[-1]):
         result[BIAS] = [places.pop()]
+        if layer.backward and len(places) > 1 and names[places[-1]].startswith(_CLEARING):
+            result[BIAS].insert(0, places.pop())  # of the counters that blocks of a sum share
     first = next((name for name in (FPROP, DGRAD) if name in layer.passes), WGRAD)
     if first == WGRAD or WGRAD not in layer.passes:
         return {first: places, **result}

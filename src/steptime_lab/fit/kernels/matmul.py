@@ -14,11 +14,13 @@ import numpy as np
 from steptime._hardware.device import DeviceLimits
 from steptime._models.engine.constants import constants_of
 from steptime._models.engine.splits import FIT
+from steptime._models.kernels.call import Call
 from steptime._models.kernels.forms import matmul
 from steptime._models.kernels.forms.matmul import COPY, MAIN, PATTERNS, REDUCE, ROLES, MatmulForm, SmallKernels, mixture
 from steptime._models.kernels.forms.matmul.mixture import Floats, KernelMixture, MatmulConstants, ProductShares, inputs_of
 from steptime._models.kernels.forms.matmul.products import (
     BIASES,
+    DTYPES,
     GROUPS,
     OPERATIONS,
     TILES,
@@ -30,7 +32,7 @@ from steptime._models.kernels.forms.matmul.products import (
 )
 from steptime._models.kernels.launches import base_name
 from steptime.errors import InputError
-from steptime_lab.fit.engine.regression import grow_trees
+from steptime_lab.fit.engine.regression import fit_choice, grow_trees
 from steptime_lab.fit.kernels.matmul_training import Schedule, Targets, UsualRates, train
 from steptime_lab.measurements.kernels import Row
 
@@ -44,7 +46,7 @@ def fit(rows: Sequence[Row], seed: int, limits: DeviceLimits, schedule: Schedule
     """Fits to rows on whole GPUs and on shares of one."""
     device, usual = constants_of(limits, "matmul", MatmulConstants), constants_of(limits, "matmul", UsualRates)
     # Those of `validation` say how far off it is; products that are taken for others do not teach what those take.
-    rows = [row for row in rows if row.split == FIT and base_name(row.question.call.op) in OPERATIONS]
+    rows = [row for row in rows if row.split == FIT and modelled(row.question.call)]
     whole = [row for row in rows if row.question.share == 1]
     products = of_questions([row.question for row in whole])
     groups = groups_of(products)
@@ -61,6 +63,11 @@ def fit(rows: Sequence[Row], seed: int, limits: DeviceLimits, schedule: Schedule
         raise InputError(f"{len(whole)} measured products are too few to be fitted on")
     form = MatmulForm(beside, mixture.NO_SHARES, fitted, device)
     return _with_shares(form, [row for row in rows if row.question.share > 1])
+
+
+def modelled(call: Call) -> bool:
+    """Whether the form answers a measured call itself: not one of complex numbers, nor one that is taken for another."""
+    return base_name(call.op) in OPERATIONS and all(tensor.dtype in DTYPES for tensor in call.tensors())
 
 
 def _times_of(row: Row, what: str) -> list[float]:
@@ -102,7 +109,11 @@ def _fit_group(
     features = mixture.tree_features(inputs, mixture.Mixed(unseen[0], unseen[1:]))
     trees = grow_trees(features, targets.log_ns - unseen[0], seed=seed, rounds=schedule.trees, **_TREES)
     sizes = mixture.sizes_of(inputs)
-    return mixture.FittedGroup(sizes.min(axis=1), sizes.max(axis=1), trees, dict(zip(mixture.NETWORKS, networks, strict=True)))
+    listed = np.flatnonzero(targets.pattern >= 0)
+    beside = fit_choice(mixture.launch_features(inputs.take(listed), group), targets.pattern[listed], seed)
+    return mixture.FittedGroup(
+        sizes.min(axis=1), sizes.max(axis=1), trees, beside, dict(zip(mixture.NETWORKS, networks, strict=True))
+    )
 
 
 def _with_shares(form: MatmulForm, rows: Sequence[Row]) -> MatmulForm:

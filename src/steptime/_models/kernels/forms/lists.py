@@ -23,6 +23,7 @@ Ints = npt.NDArray[np.int_]
 # more than one neighbour, or one that is believed from further away, errs more.
 _TWIN, _TWIN_REACH = 0.9, 0.2
 _BLOCK = 1 << 17  # distances computed at once: what a second-level cache holds
+_ELSEWHERE = 1e6  # further than any two lists lie apart
 _SLACK = 0.02  # how far beyond the fitted range a feature may lie, in shares of it, and still be inside
 
 
@@ -51,8 +52,13 @@ class Lists:
         """Where the kernels of each distinct list and the shares of each list end."""
         return np.cumsum(self.kernel_counts, dtype=np.int64), np.cumsum(self.share_counts, dtype=np.int64)
 
-    def nearest(self, kinds: Sequence[str], places: Reals, states: Sequence[int] | None = None) -> Near:
-        """The list that lies nearest to each of the places among those of its kind."""
+    def nearest(
+        self, kinds: Sequence[str], places: Reals, states: Sequence[int] | None = None, counts: Ints | None = None
+    ) -> Near:
+        """The list that lies nearest to each of the places among those of its kind, and of its count if there is one.
+
+        `counts` are how many kernels each is to have; 0: any.
+        """
         if len(kinds) and len(self.which) and places.shape[1] != len(self.places):
             raise InputError(
                 f"lists at {len(self.places)} coordinates were asked with {places.shape[1]}: fit these models again"
@@ -68,6 +74,9 @@ class Lists:
             for start in range(0, len(members), step):
                 here = members[start : start + step]
                 apart = _apart(places[here], self.places[:, first:last])
+                if counts is not None:
+                    wanted = counts[here][:, None]
+                    apart += _ELSEWHERE * ((wanted > 0) & (self.share_counts[first:last] != wanted))
                 nearest[here] = first + apart.argmin(axis=1)  # of equal ones the first
                 distances[here] = apart.min(axis=1)
         of_calls = np.zeros(len(kinds), dtype=int) if states is None else np.asarray(states, dtype=int)

@@ -3,8 +3,9 @@
 The book has what cuDNN can do for a pass: an implicit product in waves of tiles, with or without moving tensors to the other
 order of memory, a plain product where filters are points, depthwise kernels by their multiply-adds. Which of them it takes, and
 how far off the book is, trees and small networks have learned from measured rows: dense layers, grouped ones and parts of a GPU
-apart. It is wrong most where cuDNN chooses an unlikely kernel (by four tenths and more for one call in ten), and so most often
-where it chooses among ways to take one group after the other.
+apart. A pass launches what the nearest measured one with as many kernels did; `cores` says how many. The form is wrong most
+where cuDNN chooses an unlikely kernel (by four tenths and more for one call in ten), and so most often where it chooses among
+ways to take one group after the other.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._models.engine.constants import reference_constants
-from steptime._models.engine.regression import Blend
+from steptime._models.engine.regression import Blend, Choice
 from steptime._models.engine.stored import Floats, stored
+from steptime._models.kernels.forms.convolution.cores import core_features, launched, sum_of_bias
 from steptime._models.kernels.forms.convolution.passes import (
     BIAS,
+    DGRAD,
+    FPROP,
     WGRAD,
     ConvolutionConstants,
     ConvolutionLayer,
@@ -32,7 +36,7 @@ from steptime._models.kernels.forms.convolution.passes import (
     layer_of,
     table,
 )
-from steptime._models.kernels.forms.lists import Lists, Near, inside_of
+from steptime._models.kernels.forms.lists import Ints, Lists, Near, inside_of
 from steptime._models.kernels.question import Answer, LaunchTime, Question
 from steptime._units import dtype_bytes
 
@@ -40,6 +44,7 @@ from steptime._units import dtype_bytes
 BLENDS = DENSE, DEPTHWISE, GROUPED, BIASED, PARTS = "dense", "depthwise", "grouped", "bias", "parts"
 WHOLE = (DENSE, DEPTHWISE, GROUPED, BIASED)
 _OWN_DEPTHWISE = "conv_depthwise"  # how the names of ATen's own kernels begin
+_SAME = 1e-3  # how near a measured pass lies that is the very same
 _PART_SHARE = 0.5  # of what parts of a GPU were seen to add: their repeats scatter too much to believe it whole
 
 
@@ -51,6 +56,7 @@ class ConvolutionForm:
     low: Floats  # feature -> range of the fitted rows
     high: Floats
     blends: dict[str, Blend] = field(metadata=stored(prefix="", names=BLENDS))
+    cores: dict[str, Choice] = field(metadata=stored(names=(FPROP, DGRAD, WGRAD)))  # of dense layers, by pass
     device: ConvolutionConstants = field(default_factory=partial(reference_constants, "convolution", ConvolutionConstants))
 
     def answers(self, questions: Sequence[Question]) -> list[Answer]:
@@ -67,10 +73,11 @@ class ConvolutionForm:
             return [Answer((), here) for here in inside]
         features, times, near = self.times_ns(passes)
         within = inside_of(features, self.low, self.high)
+        listed = self.lists.nearest([kind_of(item) for item in passes], coordinates(passes), counts=self.counts(passes, near))
         for index, (owner, time) in enumerate(zip(owners, times, strict=True)):
             inside[owner] = inside[owner] and bool(within[index])
             if not adds_bias_itself(passes[index], launches[owner]):
-                launches[owner] += near.launches(index, time, passes[index].name)
+                launches[owner] += listed.launches(index, time, passes[index].name)
         return [Answer(tuple(launch), here) for launch, here in zip(launches, inside, strict=True)]
 
     def times_ns(self, passes: Sequence[Pass]) -> tuple[Floats, Floats, Near]:
@@ -83,6 +90,21 @@ class ConvolutionForm:
         if PARTS in self.blends and shared.any():
             learned[shared] += _PART_SHARE * self.blends[PARTS].values(crowd(columns, base)[shared])
         return features, base * np.exp(learned), near
+
+    def counts(self, passes: Sequence[Pass], near: Near) -> Ints:
+        """How many kernels each pass launches, by rules and the likeliest core; of measured ones what was seen. 0: not told."""
+        counts = np.zeros(len(passes), dtype=int)
+        for name, choice in self.cores.items():
+            here = [place for place, item in enumerate(passes) if item.name == name and blend_of(item) == DENSE]
+            if here:
+                found = choice.likeliest(core_features([passes[place] for place in here], self.device)).tolist()
+                counts[here] = [launched(passes[place].layer, name, core) for place, core in zip(here, found, strict=True)]
+        for place, item in enumerate(passes):
+            if item.name == BIAS and item.layer.backward:
+                counts[place] = sum_of_bias(item, self.device)
+        same = near.known & (near.distances < _SAME)
+        counts[same] = self.lists.share_counts[near.nearest[same]]
+        return counts
 
 
 def ratios(blends: dict[str, Blend], passes: Sequence[Pass], features: Floats, near: Near) -> Floats:

@@ -1,6 +1,6 @@
 """Matrix products: a mixture over the kernels cuBLAS may choose, each timed by its tiles, waves and bytes.
 
-Beside its main kernel a product launches copies, which follow rules, and small kernels, which the mixture names.
+Beside its main kernel a product launches copies, which follow rules, and small kernels, which trees tell from its tiles.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class SmallKernels:
         return total
 
     def launches(
-        self, products: Products, shares: ProductShares, main_ns: Column, scores: Column
+        self, products: Products, shares: ProductShares, main_ns: Column, patterns: Column
     ) -> Iterator[tuple[LaunchTime, ...]]:
-        """Every product's launches: copies, then the likeliest pattern, whose kernels share `main_ns` (all but copies)."""
+        """Every product's launches: copies, then its pattern, whose kernels share `main_ns` (all but copies)."""
         elements = (products.batch * products.m * products.n).astype(float)
         small = {name: start + slope * elements for name, (start, slope) in zip(ROLES, self.lines, strict=True)}
         copies = products.bias_copied.astype(np.int64) + products.copied
         each_ns = self.copy_ns(products, shares) / np.maximum(copies, 1)
-        for index, (pattern, count) in enumerate(zip(scores.argmax(axis=0), copies, strict=True)):
+        for index, (pattern, count) in enumerate(zip(patterns, copies, strict=True)):
             total = float(main_ns[index])
             extra = {name: float(small[name][index]) for name in PATTERNS[pattern] if name != MAIN}
             shrink = min(1.0, (1 - _LEAST_MAIN) * total / max(sum(extra.values()), 1e-9))
@@ -123,15 +123,15 @@ class MatmulForm:
 
     def _answers(self, products: Products) -> list[Answer]:
         main_ns, inside = np.empty(len(products)), np.empty(len(products), dtype=bool)
-        scores = np.empty((len(PATTERNS), len(products)))
+        patterns = np.empty(len(products), dtype=int)
         for group, places in _chunks(groups_of(products)):
             if group not in self.ensembles:
                 raise InputError(f"products of the group {GROUPS[group]} are not fitted")
             inputs = inputs_of(products.take(places), group, self.shares, self.device)
-            mixed = self.ensembles[group].ask(inputs)
-            main_ns[places], scores[:, places] = np.exp(mixed.log_ns), mixed.launched
-            inside[places] = self.ensembles[group].inside(inputs)
-        launches = self.beside.launches(products, self.shares, main_ns, scores)
+            ensemble = self.ensembles[group]
+            main_ns[places], patterns[places] = np.exp(ensemble.ask(inputs).log_ns), ensemble.patterns(inputs)
+            inside[places] = ensemble.inside(inputs)
+        launches = self.beside.launches(products, self.shares, main_ns, patterns)
         return [Answer(item, bool(within)) for item, within in zip(launches, inside, strict=True)]
 
 

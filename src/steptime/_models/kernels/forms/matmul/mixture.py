@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from steptime._models.engine.regression import Trees
+from steptime._models.engine.regression import Choice, Trees
 from steptime._models.engine.stored import stored
 from steptime._models.kernels.forms.matmul.products import OPERATIONS, TILES, VECTOR, Column, Products, upright
 from steptime._models.kernels.question import OTHERS
@@ -325,6 +325,17 @@ def tree_features(inputs: ProductInputs, mixed: Mixed) -> Column:
     return np.concatenate([inputs.choice, inputs.waves, mixed.log_ns[None], mixed.launched]).T
 
 
+def launch_features(inputs: ProductInputs, group: int) -> Column:
+    """What says which kernels go along with a product's own: sizes, layout, and the waves of every tile it may run in.
+
+    cuBLAS clears a counter of tiles where there are more than two for each multiprocessor, and splits the inner length only
+    where there are less than two thirds of one: all of 7,900 rows of `nvjet` kernels, by the tile in their names.
+    """
+    tiles = [np.ceil(inputs.n / tile.along_n) * np.ceil(inputs.m / tile.along_m) for tile in TILES[group]]
+    waves = np.log2(np.stack(tiles) * inputs.batch / inputs.sms)
+    return np.concatenate([inputs.choice, inputs.waves, waves]).T
+
+
 @dataclass(frozen=True)
 class FittedGroup:
     """What is fitted of one group."""
@@ -332,6 +343,7 @@ class FittedGroup:
     sizes_low: Column
     sizes_high: Column
     trees: Trees
+    patterns: Choice  # what is launched beside copies
     networks: dict[str, dict[str, Floats]] = field(metadata=stored(prefix="", names=NETWORKS))
 
 
@@ -340,7 +352,7 @@ class Ensemble:
 
     def __init__(self, group: int, fitted: FittedGroup, sms: float) -> None:
         self._members = [KernelMixture(group, fitted.networks[name]) for name in NETWORKS]
-        self._fitted, self._sms = fitted, sms
+        self._group, self._fitted, self._sms = group, fitted, sms
         self.whole = self._members[-1]
 
     def ask(self, inputs: ProductInputs) -> Mixed:
@@ -352,6 +364,10 @@ class Ensemble:
             return Mixed(log_ns, launched)
         learned = self._fitted.trees.values(tree_features(inputs, Mixed(log_ns, launched)))
         return Mixed(log_ns + np.where(whole, np.clip(learned, -MOST_CORRECTION, MOST_CORRECTION), 0.0), launched)
+
+    def patterns(self, inputs: ProductInputs) -> Column:
+        """The place of the pattern of launches that each product is likeliest to have."""
+        return self._fitted.patterns.likeliest(launch_features(inputs, self._group))
 
     def inside(self, inputs: ProductInputs) -> Column:
         """Whether products are of sizes that were fitted to."""

@@ -32,6 +32,7 @@ SCALED, GROUPED = "_scaled_mm", "_grouped_mm"
 BIASES = ("none", "row", "matrix", "batch")
 
 _OF_DTYPE = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+DTYPES = tuple(_OF_DTYPE)
 _SECTOR_BYTES = 32  # the least a GPU reads of memory
 _HALF = PRECISIONS.index("fp16")  # and what follows: 2 bytes per element
 
