@@ -23,7 +23,7 @@ from steptime_lab.report.validation import validation_document
 from steptime_lab.validate.sets import Models, validated
 from steptime_lab.validate.steps.sources import SOURCES
 from steptime_lab.validate.steps.steps import BY_VISIT, validate_steps
-from steptime_lab.validate.zoo.answers import PREDICTED, ZooAnswers
+from steptime_lab.validate.zoo.answers import PREDICTED, SECOND_PREDICTED, ZooAnswers
 from steptime_lab.validate.zoo.zoo import DEVICE_TIME, validate_zoo, zoo_cases
 
 ROOT = Path(__file__).parents[1]
@@ -130,7 +130,8 @@ def zoo_text(document: Document) -> str:
 
 
 def zoo(*, docs: bool) -> None:
-    for name, answers in {ZOO: None, f"{ZOO} committed": ZooAnswers.read(PREDICTED)}.items():
+    committed = {f"{ZOO} committed": PREDICTED, f"{ZOO} second": SECOND_PREDICTED}
+    for name, answers in {ZOO: None, **{name: ZooAnswers.read(file) for name, file in committed.items()}}.items():
         text = zoo_text(validation_document(validate_zoo(zoo_cases(answers))))
         print(f"== {name}\n{text}")
         if docs:

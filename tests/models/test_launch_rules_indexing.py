@@ -118,13 +118,3 @@ def test_a_mask_meets_every_place_once_and_a_number_is_filled_in() -> None:
     assert filled.elements == x.numel
     with pytest.raises(InputError, match="expected one mask"):
         launches(Call("aten::index_put_.default", (x, (indices(4, 2),), 0.0)))
-
-
-def test_windows_of_images_are_unfolded_sample_after_sample() -> None:
-    unfolded = rules_of("shape")
-    x, one = TensorArg((6, 3, 224, 112)), (1, 1)
-    found = unfolded(Call("aten::im2col.default", (x, (14, 7), one, (0, 0), (14, 7))))
-    assert len(found) == 6 and found[0].elements == 3 * 224 * 112
-    assert found[0].grids[0][1] == 14 * 7  # a thread walks its window
-    with pytest.raises(InputError, match="are not of images"):
-        unfolded(Call("aten::im2col.default", (TensorArg((6, 3)), (2, 2), one, one, one)))

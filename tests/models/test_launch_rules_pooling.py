@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.models.launching import rules_of
 
 from steptime._models.kernels.call import Call, TensorArg
-from steptime._models.kernels.launches import STRIDED, VECTORIZED
+from steptime._models.kernels.launches import STRIDED, VECTORIZED, Launch
 from steptime.errors import InputError
 
 launches = rules_of("pooling")
@@ -87,3 +87,15 @@ def test_volumes_have_the_outputs_that_torch_has_and_a_thread_for_each(rounded_u
     gradient, index = TensorArg(tuple(real.shape)), TensorArg(tuple(real.shape), "int64", high=9 * 20 * 21)
     _, back = launches(Call("aten::max_pool3d_with_indices_backward.default", (gradient, TensorArg(shape), *args, index)))
     assert back.elements == TensorArg(shape).numel
+
+
+def test_windows_of_images_are_unfolded_sample_after_sample() -> None:
+    def unfolded(*shape: int, dilation: int = 1) -> list[Launch]:
+        return launches(Call("aten::im2col.default", (TensorArg(shape), (14, 7), (dilation, dilation), (0, 0), (14, 7))))
+
+    each, *others = unfolded(6, 3, 224, 112)
+    assert len(others) == 5 and each.writes[0].numel == 3 * 224 * 112
+    assert each.grids[0][1] == 14 * 7  # a thread walks its window
+    assert unfolded(6, 3, 224, 112, dilation=2)[0].elements == 3 * 15 * 15
+    with pytest.raises(InputError, match="no batch of images"):
+        unfolded(3, 224, 112)

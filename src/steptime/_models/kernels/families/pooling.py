@@ -264,6 +264,17 @@ def _forward(call: GpuCall) -> list[Launch]:
     return [Launch(kernel, elements, (x,), writes, pool.facts, grids(pool), "", x.dtype)]
 
 
+def _unfolded(call: GpuCall) -> list[Launch]:
+    """Sample after sample, threads that walk windows as those of a mean do, and keep what they meet (ATen's Im2Col.cu)."""
+    x, (window, dilation, padding, stride) = call.tensor(0), (call.integers(position) for position in (1, 2, 3, 4))
+    windows = replace(call, op="aten::max_pool2d_with_indices.default", args=(call.args[0], window, stride, padding, dilation))
+    sample = replace(x, shape=(1, *x.shape[1:]))
+    pool = _pooling(windows, sample, None)
+    kept, kernel = fresh((pool.channels * pool.taps, pool.outputs), x.dtype), _KERNELS["avg_pool2d"][0][0]
+    launch = Launch(kernel, pool.planes * pool.outputs, (sample,), (kept,), pool.facts, _threads(pool), "", x.dtype)
+    return [launch] * x.shape[0]
+
+
 def _backward(call: GpuCall) -> list[Launch]:
     """A gradient with holes is copied first; where several outputs add to an input, it is zeroed."""
     gradient, x = call.tensor(0), call.tensor(1)
@@ -291,6 +302,6 @@ FAMILY = Family(
         (1, _draw_adaptive, (0.5, "_adaptive_avg_pool2d(*x, [side, side])"), (0.5, "_adaptive_avg_pool2d_backward(*y, x)")),
     ),
     weight=2.5,
-    rules={name: _backward if name.endswith("_backward") else _forward for name in _KERNELS},
-    kin=" ".join(_OF_VOLUMES),
+    rules={name: _backward if name.endswith("_backward") else _forward for name in _KERNELS} | {"im2col": _unfolded},
+    kin=" ".join((*_OF_VOLUMES, "im2col")),
 )

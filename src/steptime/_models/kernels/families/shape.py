@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from steptime._models.kernels.call import Argument, TensorArg, contiguous
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import INDEXED, STRIDED, GpuCall, Launch, Operand, fresh, hot
-from steptime._models.kernels.launches.iterator import asked_bytes, copies, fill, pointwise
+from steptime._models.kernels.launches import INDEXED, GpuCall, Launch, Operand, fresh, hot
+from steptime._models.kernels.launches.iterator import asked_bytes, copies, fill
 from steptime._models.kernels.sweep import SEQUENCES, USUAL_BYTES, Draw, Drawn, KernelSweep, Shape
 from steptime.errors import InputError
 
@@ -218,22 +218,6 @@ def _rolled(call: GpuCall) -> list[Launch]:
     return results
 
 
-def _unfolded(call: GpuCall) -> list[Launch]:
-    """Sample after sample, a thread for every place of a channel's windows, which walks its window (ATen's Im2Col.cu)."""
-    x, windows = call.tensor(0), call.integers(1)
-    dilation, padding, stride = (call.integers(position) for position in (2, 3, 4))
-    if len(x.shape) not in (3, 4) or not len(windows) == len(dilation) == len(padding) == len(stride) == 2 or not all(stride):
-        raise InputError(f"{call.op}: windows {windows} of {x.shape} are not of images")
-    samples = x.shape[0] if len(x.shape) == 4 else 1
-    sizes = zip(x.shape[-2:], windows, dilation, padding, stride, strict=True)
-    places = math.prod((size + 2 * pad - far * (window - 1) - 1) // step + 1 for size, window, far, pad, step in sizes)
-    channels, inside = x.shape[-3], math.prod(windows)
-    image = fresh((channels, places, inside), x.dtype)
-    walked = pointwise((replace(image, strides=(places * inside, inside, 1)),), image, tag=x.dtype, kernel=STRIDED)
-    blocks = channels * places / _MOVED_BLOCK
-    return [replace(walked, grids=((blocks, inside), (blocks, 1.0)))] * samples
-
-
 FAMILY = Family(
     name="shape",
     sweep=KernelSweep(
@@ -253,9 +237,7 @@ FAMILY = Family(
         "constant_pad_nd": _padded,
         "repeat": _repeated,
         "roll": _rolled,
-        "im2col": _unfolded,
         "flip": lambda call: [_moved(INDEXED, call.tensor(0), call.integers(1))],
         **dict.fromkeys(("tril", "triu"), lambda call: [_moved("triu_tril_kernel", call.tensor(0), ())]),
     },
-    kin="im2col",
 )
