@@ -26,7 +26,7 @@ from steptime._models.kernels.forms.matmul.mixture import (
     ProductShares,
     inputs_of,
 )
-from steptime._models.kernels.forms.matmul.products import GROUPS, TILES, groups_of, of_questions, upright
+from steptime._models.kernels.forms.matmul.products import GROUPS, TILES, Products, groups_of, of_questions, upright
 from steptime._models.kernels.question import Question
 from steptime.errors import InputError
 from steptime_lab.fit.kernels.matmul import candidate, fit, modelled, pattern_of
@@ -273,6 +273,7 @@ def test_kernel_names_say_tile_split_and_role() -> None:
     assert pattern_of(("Memcpy DtoD (Device -> Device)", nvjet)) == 0
 
 
+<<<<<<< Updated upstream
 def test_most_measured_products_launch_as_many_kernels_as_predicted() -> None:
     """Those of the split `test`, which nothing was fitted to."""
     table = shipped("kernels")
@@ -292,3 +293,17 @@ def test_a_counter_of_tiles_is_cleared_beyond_two_waves_of_them() -> None:
 
 def _half(*shape: int) -> TensorArg:
     return TensorArg(shape, "bfloat16")
+=======
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_product_of_complex_numbers_is_four_of_real_ones(copied: bool) -> None:
+    def product(dtype: str) -> Products:
+        right = TensorArg((256, 256, 64), dtype).permuted(2, 0, 1) if copied else TensorArg((64, 256, 256), dtype)
+        left = TensorArg((64, 256, 256), dtype)
+        return of_questions([Question(Call("aten::bmm.default", (left, right)))])
+
+    real, pairs = product("float32"), product("complex64")
+    assert pairs.m * pairs.n * pairs.k == 4 * real.m * real.n * real.k
+    assert pairs.copied == real.copied == copied
+    # As many bytes twice as wide.
+    assert (real.copied_bytes < pairs.copied_bytes <= 2 * real.copied_bytes).all() or not copied
+>>>>>>> Stashed changes

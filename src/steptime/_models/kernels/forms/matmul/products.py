@@ -31,6 +31,8 @@ SCALED, GROUPED = "_scaled_mm", "_grouped_mm"
 # What is added: nothing, one row for all rows, one matrix, one matrix per product of the batch.
 BIASES = ("none", "row", "matrix", "batch")
 
+_WITH_BIAS = ("addmm", "baddbmm")
+_COMPLEX, _REAL = "complex64", "float32"
 _OF_DTYPE = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 DTYPES = tuple(_OF_DTYPE)
 _SECTOR_BYTES = 32  # the least a GPU reads of memory
@@ -98,7 +100,7 @@ def _numbers(call: Call) -> tuple[int, ...]:
     name = call.op.partition("::")[2].partition(".")[0]
     if name not in OPERATIONS:
         raise InputError(f"{call.op} is no matrix product that is modelled; these are: {', '.join(OPERATIONS)}")
-    first = 1 if name in ("addmm", "baddbmm") else 0
+    first = 1 if name in _WITH_BIAS else 0
     left, right = _operands(call, first)
     result = (left.batch, left.rows, right.columns) if "bmm" in name else (left.rows, right.columns)
     return (
@@ -114,9 +116,12 @@ def _plain_product(call: Call) -> Call:
     """The product of equal bytes and operations; a call that is none of those taken for others is itself.
 
     Tensor cores take so many bytes of a row in a cycle: eight-bit operands are 16-bit ones with half the inner length. Groups
-    of rows, each with its matrix, are a batch; which rows a group has is not known, so that all have as many.
+    of rows, each with its matrix, are a batch; which rows a group has is not known, so that all have as many. A product of
+    complex numbers is four of real ones: one of twice the inner length and twice the columns, or the rows.
     """
     name = call.op.partition("::")[2].partition(".")[0]
+    if is_complex(call):
+        return replace(call, args=_of_reals(call, first=1 if name in _WITH_BIAS else 0))
     if name not in (SCALED, GROUPED) or len(call.args) < 2:
         return call
     left, right = call.args[:2]
@@ -134,6 +139,33 @@ def _plain_product(call: Call) -> Call:
     elif len(right.shape) == 2:
         right = _in_groups(right, left.shape[0], axis=1)
     return Call("aten::bmm.default", (left, right), (), call.written)
+
+
+def is_complex(call: Call) -> bool:
+    """Whether a product is one of complex numbers."""
+    return any(tensor.dtype == _COMPLEX for tensor in call.tensors())
+
+
+def _of_reals(call: Call, first: int) -> tuple[Argument, ...]:
+    """The arguments of a product as of real numbers; an operand that is copied first keeps its bytes."""
+    right = call.args[first + 1] if len(call.args) > first + 1 else None
+    copied = isinstance(right, TensorArg) and right.strides is not None and 1 not in right.strides[-2:]
+    scales = {first: (2, 2) if copied else (1, 2), first + 1: (2, 1) if copied else (2, 2)}
+    added = (2, 1) if copied else (1, 2)
+    return tuple(
+        _widened(value, *scales.get(place, added)) if isinstance(value, TensorArg) else value
+        for place, value in enumerate(call.args)
+    )
+
+
+def _widened(x: TensorArg, rows: int, columns: int) -> TensorArg:
+    """A tensor of real numbers, so many times as high and as wide, that lies in memory as another does."""
+    factors = (*(1 for _ in x.shape[:-2]), *(rows, columns)[-len(x.shape) :])
+    shape = tuple(factor * size for factor, size in zip(factors, x.shape, strict=True))
+    if x.strides is None:
+        return TensorArg(shape, _REAL)
+    strides = tuple(step if step == 1 else rows * columns * step for step in x.strides)
+    return TensorArg(shape, _REAL, strides)
 
 
 def _halved(x: TensorArg, axis: int) -> TensorArg:
