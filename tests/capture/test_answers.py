@@ -136,6 +136,27 @@ def test_an_answer_depends_on_the_default_dtype() -> None:
             torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.view(2, 2, 3), lambda x: x.as_strided((2, 3), (1, 4), 1), lambda x: x.detach(), aten.alias,
+        lambda x: x.t(), lambda x: x[1:, ::2], lambda x: x.split(2)[1], lambda x: x.unbind(1)[0], lambda x: x.expand(2, 4, 3),
+    ],
+)  # fmt: skip
+def test_views_lie_where_they_do_elsewhere_and_stay_on_the_device(view: Callable[[Any], Any]) -> None:
+    truth = view(torch.empty(4, 3))
+
+    def step() -> None:
+        whole = torch.empty(4, 3, device="cuda", requires_grad=True)
+        found = view(whole)
+        assert (found.shape, found.stride(), found.storage_offset()) == (truth.shape, truth.stride(), truth.storage_offset())
+        assert found.device.type == "cuda" and found.untyped_storage()._cdata == whole.untyped_storage()._cdata
+        if found.requires_grad:
+            (found * 2).sum().backward()
+
+    capture(step)
+
+
 def test_what_is_written_to_is_given_back_and_nothing_new_shares_memory() -> None:
     with torch._C.DisableTorchFunction(), answers.remembered():
         for _ in range(2):

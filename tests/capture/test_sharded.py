@@ -13,7 +13,9 @@ torch = pytest.importorskip("torch")
 from tests.capture.recorded_ranks import RANKS, recorded  # noqa: E402
 from tests.support.same_ops import same_device_ops  # noqa: E402
 from tests.support.scripts import script  # noqa: E402
+from torch.distributed.fsdp._fully_shard import _fsdp_common  # noqa: E402
 
+from steptime._capture import sharded  # noqa: E402
 from steptime._capture.ranks import OP_STREAM, capture_ranks  # noqa: E402
 from steptime._capture.world import Partitions  # noqa: E402
 from steptime._ops.waits import WAIT, tensor_waits  # noqa: E402
@@ -93,6 +95,13 @@ def test_a_captured_step_has_the_collectives_of_the_recorded_example() -> None:
         sizes = [[(each.bytes_in, each.bytes_out, each.dtype) for each in some if each.kind == kind]
                  for some in (found.collectives, last)]  # fmt: skip
         assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize(("rows", "ranks"), [(8, 4), (7, 4), (5, 4), (3, 4), (1, 3), (0, 2)])
+def test_parts_of_a_weight_are_those_that_fsdp_cuts(rows: int, ranks: int) -> None:
+    weight = torch.arange(rows * 3).reshape(rows, 3)
+    parts, truth = sharded._Parts(weight, ranks, dim=0), _fsdp_common._chunk_with_empty(weight, ranks, dim=0)
+    assert [parts[rank].tolist() for rank in range(ranks)] == [each.tolist() for each in truth]
 
 
 def test_groups_made_side_by_side_divide_the_ranks() -> None:

@@ -236,6 +236,35 @@ def test_a_missing_parent_makes_a_top_level_op_and_a_warning() -> None:
     assert "parent that is not there" in trace.warnings[0] and "aten::mm" in trace.warnings[0]
 
 
+def test_what_is_inside_a_node_that_is_left_out_counts_as_inside_what_is_around() -> None:
+    nodes = [
+        flat(3, "op"),
+        flat(4, "mode", 3),
+        flat(5, "mode", 4),
+        flat(6, "mark:1", 5),
+        flat(7, "inner", 5),
+        flat(8, "mode", 8),
+    ]
+    data = document([*nodes, flat(9, "lost", 8), "no node"])
+    trace = execution_trace.read(data, "et.json", bare="mark:", around="mode")
+    assert [(node.name, parent) for node, parent in zip(trace.nodes, trace.parents, strict=True)] == [
+        ("op", -1), ("mark:1", 0), ("inner", 0), ("lost", -1)
+    ]  # fmt: skip
+    assert any("1 nodes have no usable id" in warning for warning in trace.warnings)
+
+
+def test_calls_alike_are_read_each_with_its_own_tensors() -> None:
+    """Equal shapes, types and strides are read once."""
+    first = json.loads(json.dumps(ADD_NESTED))
+    second, third = {**json.loads(json.dumps(ADD_NESTED)), "id": 10}, {**json.loads(json.dumps(ADD_NESTED)), "id": 11}
+    second["inputs"]["values"][0][0], third["inputs"]["values"][4] = 33, [7, 7, 7]
+    inputs = [node.signature.inputs for node in read([first, second, third], "1.1.1-chakra.0.0.4").nodes]
+    tensors = [each[0] for each in inputs]
+    assert all(isinstance(each, Tensor) for each in tensors)
+    assert [each.id for each in tensors if isinstance(each, Tensor)] == [3, 33, 3]
+    assert [each[4] for each in inputs] == [(7, 7), (7, 7), (7, 7, 7)]
+
+
 def test_a_circle_of_parents_is_cut_and_named() -> None:
     trace = read([flat(5, "a", 7), flat(6, "b", 5), flat(7, "c", 6)])
     assert sorted(trace.parents)[0] == -1 and len(trace.nodes) == 3
