@@ -273,7 +273,6 @@ def test_kernel_names_say_tile_split_and_role() -> None:
     assert pattern_of(("Memcpy DtoD (Device -> Device)", nvjet)) == 0
 
 
-<<<<<<< Updated upstream
 def test_most_measured_products_launch_as_many_kernels_as_predicted() -> None:
     """Those of the split `test`, which nothing was fitted to."""
     table = shipped("kernels")
@@ -293,7 +292,8 @@ def test_a_counter_of_tiles_is_cleared_beyond_two_waves_of_them() -> None:
 
 def _half(*shape: int) -> TensorArg:
     return TensorArg(shape, "bfloat16")
-=======
+
+
 @pytest.mark.parametrize("copied", [False, True])
 def test_a_product_of_complex_numbers_is_four_of_real_ones(copied: bool) -> None:
     def product(dtype: str) -> Products:
@@ -306,4 +306,3 @@ def test_a_product_of_complex_numbers_is_four_of_real_ones(copied: bool) -> None
     assert pairs.copied == real.copied == copied
     # As many bytes twice as wide.
     assert (real.copied_bytes < pairs.copied_bytes <= 2 * real.copied_bytes).all() or not copied
->>>>>>> Stashed changes

@@ -28,7 +28,6 @@ from steptime._models.kernels.forms.matmul.products import (
     Products,
     Tile,
     groups_of,
-    is_complex,
     of_questions,
 )
 from steptime._models.kernels.launches import base_name
@@ -47,11 +46,7 @@ def fit(rows: Sequence[Row], seed: int, limits: DeviceLimits, schedule: Schedule
     """Fits to rows on whole GPUs and on shares of one."""
     device, usual = constants_of(limits, "matmul", MatmulConstants), constants_of(limits, "matmul", UsualRates)
     # Those of `validation` say how far off it is; products that are taken for others do not teach what those take.
-<<<<<<< Updated upstream
     rows = [row for row in rows if row.split == FIT and modelled(row.question.call)]
-=======
-    rows = [row for row in rows if row.split == FIT and _is_plain(row)]
->>>>>>> Stashed changes
     whole = [row for row in rows if row.question.share == 1]
     products = of_questions([row.question for row in whole])
     groups = groups_of(products)
@@ -70,15 +65,9 @@ def fit(rows: Sequence[Row], seed: int, limits: DeviceLimits, schedule: Schedule
     return _with_shares(form, [row for row in rows if row.question.share > 1])
 
 
-<<<<<<< Updated upstream
 def modelled(call: Call) -> bool:
     """Whether the form answers a measured call itself: not one of complex numbers, nor one that is taken for another."""
     return base_name(call.op) in OPERATIONS and all(tensor.dtype in DTYPES for tensor in call.tensors())
-=======
-def _is_plain(row: Row) -> bool:
-    call = row.question.call
-    return base_name(call.op) in OPERATIONS and not is_complex(call)
->>>>>>> Stashed changes
 
 
 def _times_of(row: Row, what: str) -> list[float]:
