@@ -80,10 +80,10 @@ def _draw_convolution(draw: Draw) -> Drawn | None:
     return layer_of(draw, _geometry(draw, draw.pick(tuple(_KINDS), tuple(_KINDS.values()))))
 
 
-def layer_of(draw: Draw, geometry: Geometry, **limits: float) -> Drawn | None:
-    """The arguments of a layer that pads so that its image stays as large as its stride leaves it."""
+def layer_of(draw: Draw, geometry: Geometry, *, padded: bool = True, **limits: float) -> Drawn | None:
+    """The arguments of a layer; `padded`, so that its image stays as large as its stride leaves it."""
     image, taps, stride, dilation, groups, inputs, outputs = geometry
-    padding = tuple(dilation * (tap // 2) for tap in taps)
+    padding = tuple(dilation * (tap // 2) * padded for tap in taps)
     sides = zip(image, taps, padding, strict=True)
     result = tuple((side + 2 * pad - dilation * (tap - 1) - 1) // stride + 1 for side, tap, pad in sides)
     weights = (outputs, inputs // groups, *taps)

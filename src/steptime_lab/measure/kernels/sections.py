@@ -10,7 +10,7 @@ import numpy as np
 from steptime._models.kernels.call import Call
 from steptime._models.kernels.families.grouped_products import FAMILY as GROUPED_PRODUCTS
 from steptime._models.kernels.sweep import KernelSweep
-from steptime_lab.measure.kernels import layers, layouts, many_rows, sequences
+from steptime_lab.measure.kernels import images, layers, layouts, many_rows, sequences
 
 # Shares of the calls of all sections together; a run cut short has had as much of each.
 SECTIONS: dict[str, tuple[float, KernelSweep]] = {
@@ -31,6 +31,8 @@ SECTIONS: dict[str, tuple[float, KernelSweep]] = {
     "many_lookups": (2.0, many_rows.LOOKUPS),
     "sorts": (0.6, many_rows.SORTS),
     "small": (2.0, many_rows.SMALL_CALLS),
+    "windows": (5.0, images.WINDOWS),
+    "patches": (0.5, images.PATCHES),
 }
 
 
