@@ -249,7 +249,8 @@ def _draw_batch_norm(draw: Draw) -> Drawn:
     side = draw.pick(((64, 512, 2048), (4, 7, 8, 14, 16, 28, 32, 56, 64, 112), (4, 7, 8, 16, 28, 32))[axes - 1])
     channels = draw.pick((16, 32, 64, 96, 128, 160, 256, 320, 512, 640, 1024, 2048))
     samples = max(1, min(draw.log_int(2, 512), USUAL_ELEMENTS // (channels * side**axes)))
-    x = TensorArg((samples, channels, *(side,) * axes), draw.pick(FLOATS, (0.4, 0.2, 0.4)))
+    shares = (0.5, 0.0, 0.5) if "cudnn" in draw.form() else (0.4, 0.2, 0.4)  # cuDNN takes no bfloat16 beside single weights
+    x = TensorArg((samples, channels, *(side,) * axes), draw.pick(FLOATS, shares))
     each, ranks = TensorArg((channels,)), draw.pick((2, 4, 8))
     return {
         "moved": x.channels_last() if axes > 1 and draw.chance(0.8) else x,
@@ -297,7 +298,7 @@ def _draw_attention(draw: Draw, dtypes: tuple[str, ...] = HALVES) -> Drawn | Non
         return None
 
     behind, returned = draw.chance(0.3), draw.chance(0.5)  # as after rotary embeddings; gradients mostly are not
-    wide = dim if "cudnn" not in draw.form() or draw.chance(0.8) else max(8, dim // 2)  # of the values
+    wide = dim if "cudnn" not in draw.form() or draw.chance(0.8) else max(8, dim // 16 * 8)  # of the values
 
     def laid(count: int, width: int, *, behind: bool = behind) -> TensorArg:
         row = count * width
@@ -322,14 +323,24 @@ def _draw_attention(draw: Draw, dtypes: tuple[str, ...] = HALVES) -> Drawn | Non
     }
 
 
+_CUDNN = "_scaled_dot_product_cudnn_attention(*q, *k, *v, square, True, 0.0, causal, False)"
+_CUDNN_BACKWARD = (
+    "_scaled_dot_product_cudnn_attention_backward"
+    "(*gradient, q, k, v, out, lse, seed, seed, square, None, None, length, length, 0.0, causal)"
+)
+
+
+def _draw_masked(draw: Draw) -> Drawn | None:
+    """Windows and other masks over long texts, for which cuDNN plans long: few, and all with one."""
+    drawn = _draw_attention(draw)
+    return drawn if drawn is not None and drawn["square"] is not None and int(str(drawn["length"])) >= 256 else None
+
+
+MASKED = KernelSweep((1, _draw_masked, _CUDNN), (1.3, _draw_masked, _CUDNN_BACKWARD))
 ATTENTION = KernelSweep(
     (1, _draw_attention, "_scaled_dot_product_flash_attention(*q, *k, *k, 0.0, causal, False)"),
-    (1, _draw_attention, "_scaled_dot_product_cudnn_attention(*q, *k, *v, square, True, 0.0, causal, False)"),
-    (
-        *(1, _draw_attention),
-        "_scaled_dot_product_cudnn_attention_backward"
-        "(*gradient, q, k, v, out, lse, seed, seed, square, None, None, length, length, 0.0, causal)",
-    ),
+    (1, _draw_attention, _CUDNN),
+    (1, _draw_attention, _CUDNN_BACKWARD),
     (
         *(1, partial(_draw_attention, dtypes=FLOATS)),
         "_scaled_dot_product_efficient_attention(*q, *k, *k, mask, True, 0.0, causal)",

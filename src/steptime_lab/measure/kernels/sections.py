@@ -29,6 +29,7 @@ SECTIONS: dict[str, tuple[float, KernelSweep]] = {
     "transforms": (1.5, sequences.TRANSFORMS),
     "batch_norms": (2.0, layers.BATCH_NORMS),
     "many_lookups": (2.0, many_rows.LOOKUPS),
+    "masked_heads": (0.5, layers.MASKED),
     "sorts": (0.6, many_rows.SORTS),
     "small": (2.0, many_rows.SMALL_CALLS),
     "windows": (5.0, images.WINDOWS),
