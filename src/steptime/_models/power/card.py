@@ -22,8 +22,9 @@ _HALVINGS = 40
 
 @dataclass(frozen=True, eq=False)
 class Draws:
-    """Kernels of one rank as columns."""
+    """Kernels of one rank: columns of those that differ, and for each kernel its row there."""
 
+    row: npt.NDArray[np.int64]
     time_ns: Floats  # alone, at its isolated clock
     core_j: Floats
     memory_j: Floats
@@ -35,13 +36,18 @@ class Draws:
     @classmethod
     def of(cls, times_ns: Sequence[float], draws: Sequence[KernelDraw | None], share: int) -> Draws:
         """Of estimates in order; None: nothing is known, and no clock changes it."""
-        known = [draw or KernelDraw(0.0, 0.0, 0.0, False, 1.0) for draw in draws]
+        rows: dict[tuple[float, KernelDraw], int] = {}
+        nothing = KernelDraw(0.0, 0.0, 0.0, False, 1.0)
+        each = zip(times_ns, (draw or nothing for draw in draws), strict=True)
+        row = np.array([rows.setdefault(kernel, len(rows)) for kernel in each], dtype=np.int64)
+        known = [draw for _, draw in rows]
 
         def column(name: str) -> Floats:
             return np.array([getattr(draw, name) for draw in known], dtype=np.float64)
 
         return cls(
-            np.asarray(times_ns, dtype=np.float64),
+            row,
+            np.array([time_ns for time_ns, _ in rows], dtype=np.float64),
             column("core_j"),
             column("memory_j"),
             column("elasticity"),
@@ -50,8 +56,8 @@ class Draws:
             share,
         )
 
-    def clock(self, model: PowerModel, clock: Floats) -> Floats:
-        """(kernel, ...): what SMs run each kernel at where the driver asks for `clock`."""
+    def _clock(self, model: PowerModel, clock: Floats) -> Floats:
+        """(row, ...): what SMs run each kernel at where the driver asks for `clock`."""
         asked = np.where(self.tensor, model.tensor_clock, 1.0).reshape(-1, *[1] * clock.ndim) * clock
         peak = self._peak(model).reshape(-1, *[1] * clock.ndim)
         result: Floats = np.minimum(asked, peak)
@@ -60,18 +66,19 @@ class Draws:
     def slowdown(self, model: PowerModel, clock: Floats) -> Floats:
         """(kernel, ...): how many times as long as alone each takes."""
         shape = (-1, *[1] * clock.ndim)
-        ratio = self.isolated.reshape(shape) / self.clock(model, clock)
-        result: Floats = np.maximum(ratio, 1e-3) ** self.elasticity.reshape(shape)
+        ratio = self.isolated.reshape(shape) / self._clock(model, clock)
+        result: Floats = (np.maximum(ratio, 1e-3) ** self.elasticity.reshape(shape))[self.row]
         return result
 
     def energy_j(self, model: PowerModel, clock: Floats) -> Floats:
         """(kernel, ...): of each, once."""
         shape = (-1, *[1] * clock.ndim)
-        core: Floats = self.core_j.reshape(shape) * self.clock(model, clock) ** model.gamma
-        return core + self.memory_j.reshape(shape)
+        core: Floats = self.core_j.reshape(shape) * self._clock(model, clock) ** model.gamma
+        result: Floats = (core + self.memory_j.reshape(shape))[self.row]
+        return result
 
     def _peak(self, model: PowerModel) -> Floats:
-        """The clock at which each would draw as much as the card gives for a moment."""
+        """Per row the clock at which it would draw as much as the card gives for a moment."""
         room = model.peak_room_w / self.share * self.time_ns * 1e-9 - self.memory_j
         # Below the clock that its time is of a kernel takes longer, and draws less for that too.
         power = model.gamma + self.elasticity
@@ -113,7 +120,8 @@ class Load:
         return model.power_w(float(self._dynamic_w(model, clock, np.array([energy]), self._busy_ns(model, clock))[0]))
 
     def _busy_ns(self, model: PowerModel, clock: Floats) -> Floats:
-        every = [(d.time_ns * n)[:, None] * d.slowdown(model, clock) for d, n in zip(self.draws, self.counts, strict=True)]
+        pairs = zip(self.draws, self.counts, strict=True)
+        every = [(draws.time_ns[draws.row] * count)[:, None] * draws.slowdown(model, clock) for draws, count in pairs]
         return np.asarray(sum(times.sum(axis=0) for times in every) / max(len(every), 1))
 
     def _dynamic_w(self, model: PowerModel, clock: Floats, energy: Floats, busy_ns: Floats) -> Floats:
