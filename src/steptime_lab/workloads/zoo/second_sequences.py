@@ -118,7 +118,7 @@ def _loudness(made: Tensor, wanted: Tensor) -> Tensor:
 def source_separation(at: Place) -> Trainee:
     """12 dilated depthwise blocks of 480 over frames of 20 samples, the better of two orders of voices, 13 sounds of 24,010."""
     samples = 810 if at.small else 24_010
-    model = Separator(320, 132, 480, at.layers(12))
+    model = Separator(320, 12 * 11, 480, at.layers(12))
     voices = at.floats(at.batch(13), 2, samples)
     mixed = voices.sum(1)
 
@@ -130,7 +130,7 @@ def source_separation(at: Place) -> Trainee:
     return Trainee(model, loss)
 
 
-class SelectiveScan(nn.Module):
+class LoopedStates(nn.Module):
     """A state space whose steps depend on the input, one place after another in a loop."""
 
     def __init__(self, dim: int, states: int, rank: int) -> None:
@@ -166,7 +166,7 @@ class SelectiveScan(nn.Module):
 @_arriving("recurrent", "fp32", "adamw")
 def selective_scan(at: Place) -> Trainee:
     """3 layers of width 448 with 16 states a channel, scanned place by place, 6 texts of 90 tokens: the host takes longest."""
-    layers = [SelectiveScan(448, 16, 28) for _ in range(at.layers(3))]
+    layers = [LoopedStates(448, 16, 28) for _ in range(at.layers(3))]
     model = nn.Sequential(nn.Embedding(6_000, 448), *layers, nn.RMSNorm(448), nn.Linear(448, 6_000, bias=False))
     ids = at.integers(6_000, at.batch(6), at.tokens(90) + 1)
     return Trainee(model, lambda: functional.cross_entropy(model(ids[:, :-1]).transpose(1, 2), ids[:, 1:]))
