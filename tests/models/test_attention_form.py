@@ -9,10 +9,11 @@ from io import BytesIO
 import numpy as np
 import pytest
 
-from steptime._hardware.device import read_device
+from steptime._hardware.device import FOLDER, read_device
 from steptime._models.engine.constants import constants_of
 from steptime._models.engine.stored import pack, unpack
 from steptime._models.kernels.call import Call, TensorArg
+from steptime._models.kernels.fitted import KernelModels
 from steptime._models.kernels.forms import attention
 from steptime._models.kernels.forms.attention import AttentionConstants, heads_of, table
 from steptime._models.kernels.question import Question
@@ -59,7 +60,7 @@ def test_heads_of_queries_may_share_those_of_keys() -> None:
     batch, heads, length, dim = query.shape
     shared, odd = (TensorArg((batch, count, length, dim), query.dtype) for count in (heads // 4, heads - 1))
     whole, fewer = (heads_of(replace(call, args=(query, keys, keys, *call.args[3:]))) for keys in (query, shared))
-    assert fewer == whole
+    assert replace(fewer, key_heads=whole.key_heads) == whole
     with pytest.raises(InputError, match="do not fit together"):
         heads_of(replace(call, args=(query, odd, odd, *call.args[3:])))
 
@@ -128,3 +129,16 @@ def test_no_question_has_no_answer_and_one_alone_has_the_same_as_among_many(
     assert form.answers([]) == []
     alone, among = form.answers([rows[3].question])[0], form.answers([row.question for row in rows[:10]])[3]
     assert alone.time_ns == pytest.approx(among.time_ns)
+
+
+def test_gradients_of_keys_that_heads_share_are_summed_over_them() -> None:
+    form = KernelModels.load(FOLDER / "h200.npz").forms["attention"]
+
+    def launches(key_heads: int) -> list[str]:
+        query, keys = TensorArg((4, 12, 512, 64), "bfloat16"), TensorArg((4, key_heads, 512, 64), "bfloat16")
+        sums, state = TensorArg((4, 12, 512, 1)), TensorArg((), "int64")
+        arguments = (query, query, keys, keys, query, sums, state, state, None, None, None, 512, 512, 0.0, True)
+        call = Call("aten::_scaled_dot_product_cudnn_attention_backward.default", arguments)
+        return [launch.kernel for launch in form.answers([Question(call)])[0].launches]
+
+    assert launches(4) == [*launches(12), "fmha_reduce_head", "fmha_reduce_head"]

@@ -118,3 +118,12 @@ def test_a_mask_meets_every_place_once_and_a_number_is_filled_in() -> None:
     assert filled.elements == x.numel
     with pytest.raises(InputError, match="expected one mask"):
         launches(Call("aten::index_put_.default", (x, (indices(4, 2),), 0.0)))
+
+
+@pytest.mark.parametrize(("shape", "strides", "count"), [((4096,), None, 4), ((5000,), None, 5), ((2, 6300), (10, 20), 7)])
+def test_what_is_not_zero_is_counted_in_two_kernels_beyond_a_block_and_copied_where_it_has_gaps(
+    shape: tuple[int, ...], strides: tuple[int, ...] | None, count: int
+) -> None:
+    launched = kernels(Call("aten::nonzero.default", (TensorArg(shape, "bool", strides),)))
+    assert len(launched) == count
+    assert launched.count(MEMCPY) == 1

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from steptime._models.kernels.call import Argument, TensorArg
+from steptime._models.kernels.call import Argument, TensorArg, contiguous
 from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches import (
     FRESH,
@@ -269,15 +269,20 @@ def scatter(call: GpuCall) -> list[Launch]:
 def _nonzero(call: GpuCall) -> list[Launch]:
     """Places that are not zero: counted, the count handed to the host, and picked; then as one number for each dimension.
 
-    CUB counts and picks (native/cuda/Nonzero.cu): a sum over all, and a sweep as that for unique indices.
+    CUB counts and picks (native/cuda/Nonzero.cu): a sum over all, in two kernels beyond what one block takes, and a sweep as
+    that for unique indices. What has gaps is copied before.
     """
     x = call.tensor(0)
-    counted = reduction(x, range(len(x.shape)), call.gpu, tag=x.dtype)
+    moved = copies(fresh(x.shape, x.dtype), x) if x.strides != contiguous(x.shape) else []
+    parts = -(-x.numel // _COUNTED)
+    counted = reduction(x, range(len(x.shape)), call.gpu, tag=x.dtype)[-1:]
+    counted += reduction(hot((parts,), "int64", 8 * parts), (0,), call.gpu)[-1:] if parts > 1 else []
     picked = [over_indices(name, x.numel, table_rows=x.numel) for name in _PICKED]
     places = [over_indices(WITH_INDEX, x.numel, path="indices")] if len(x.shape) > 1 else []
-    return [*counted, memcpy(hot((), "int64", 8), fresh((), "int64")), *picked, *places]
+    return [*moved, *counted, memcpy(hot((), "int64", 8), fresh((), "int64")), *picked, *places]
 
 
+_COUNTED = 4096  # elements that one block sums: 256 threads with 16 each (cub/device/dispatch/tuning/tuning_reduce.cuh)
 _PICKED = ("DeviceCompactInitKernel", "DeviceUniqueByKeySweepKernel")
 
 # Of their elements, what is true picks.

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from steptime._models.kernels.call import Argument, TensorArg, contiguous
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import INDEXED, GpuCall, Launch, Operand, fresh, hot
+from steptime._models.kernels.launches import INDEXED, WITH_INDEX, GpuCall, Launch, Operand, fresh, hot
+from steptime._models.kernels.launches.indexed import over_indices
 from steptime._models.kernels.launches.iterator import asked_bytes, copies, fill
 from steptime._models.kernels.sweep import SEQUENCES, USUAL_BYTES, Draw, Drawn, KernelSweep, Shape
 from steptime.errors import InputError
@@ -177,6 +178,13 @@ def _into_zeros(call: GpuCall) -> list[Launch]:
     return [fill(zeros), *copies(target, gradient)]
 
 
+def _windows_gradient(call: GpuCall) -> list[Launch]:
+    """Zeros of the whole, numbers along the windows, and their gradients added up (native/cuda/UnfoldBackwardKernel.cu)."""
+    gradient, shape = call.tensor(0), call.integers(1)
+    numbers = over_indices(WITH_INDEX, shape[call.integer(2) % len(shape)], path="indices")
+    return [fill(fresh(shape, gradient.dtype)), numbers, *copies(fresh(gradient.shape, gradient.dtype), gradient)]
+
+
 def _padded(call: GpuCall) -> list[Launch]:
     x = call.tensor(0)
     shape, padding = list(x.shape), call.integers(1)
@@ -229,11 +237,13 @@ FAMILY = Family(
         (0.6, _draw_rearranged, *_MOVED, *_TRIANGLES),
         most_bytes=2 * USUAL_BYTES,
     ),
+    kin="unfold_backward",
     weight=4.5,
     rules={
         **dict.fromkeys(("cat", "stack"), _joined),
         "split_with_sizes_copy": _split,
         **dict.fromkeys(("slice_backward", "select_backward"), _into_zeros),
+        "unfold_backward": _windows_gradient,
         "constant_pad_nd": _padded,
         "repeat": _repeated,
         "roll": _rolled,

@@ -19,7 +19,7 @@ from steptime._models.engine.stored import Floats
 from steptime._models.kernels.call import Argument, Call, TensorArg
 from steptime._models.kernels.forms import settings_of, shape_text
 from steptime._models.kernels.forms.lists import Lists, inside_of
-from steptime._models.kernels.question import Answer, Question
+from steptime._models.kernels.question import Answer, LaunchTime, Question
 from steptime._units import dtype_bytes
 from steptime.errors import InputError
 
@@ -52,6 +52,7 @@ class Heads:
     backward: bool
     batch: int
     heads: int
+    key_heads: int
     queries: int
     keys: int
     dim: int
@@ -102,6 +103,7 @@ def heads_of(call: Call) -> Heads:
         backward=backward,
         batch=shape[0],
         heads=shape[1],
+        key_heads=key.shape[1],
         queries=shape[2],
         keys=key.shape[2],
         dim=shape[3],
@@ -143,6 +145,7 @@ def _packed(call: Call) -> Heads:
         backward=backward,
         batch=batch,
         heads=query.shape[-2],
+        key_heads=key.shape[-2],
         queries=queries,
         keys=max(1, round(keys * (1.0 + min(uneven, 1.0) ** 2 / 3.0))),
         dim=query.shape[-1],
@@ -172,6 +175,7 @@ def _tensor(call: Call, place: int) -> TensorArg:
 
 
 _LAUNCH_NS = 2000.0  # seen in the smallest rows
+_SMALL_NS = 1000.0  # of a small kernel
 _TRIPS = 12.0  # how often the plain form reads or writes the scores, counted from its launches
 
 
@@ -295,9 +299,18 @@ class AttentionForm:
         near = self.lists.nearest([kind_of(heads) for heads in calls], coordinates(calls))
         inside = inside_of(features, self.low, self.high) & near.known
         return [
-            Answer(tuple(near.launches(index, time, _group(heads))), bool(inside[index]))
+            Answer((*near.launches(index, time, _group(heads)), *_sums_of_heads(heads, self.device)), bool(inside[index]))
             for index, (time, heads) in enumerate(zip(times, calls, strict=True))
         ]
+
+
+def _sums_of_heads(heads: Heads, device: AttentionConstants) -> list[LaunchTime]:
+    """cuDNN's gradients of keys and values that several heads share: one for each head, then a sum of either (9.19, H200)."""
+    if heads.kind != CUDNN or not heads.backward or heads.key_heads == heads.heads:
+        return []
+    moved = heads.batch * (heads.heads + heads.key_heads) * heads.keys * dtype_bytes(heads.dtype)
+    sizes = (moved * dim for dim in (heads.dim, heads.value_dim))
+    return [LaunchTime("fmha_reduce_head", _SMALL_NS + size / device.bytes_per_ns) for size in sizes]
 
 
 def ratios(blends: dict[str, Blend], questions: Sequence[Question], features: Floats) -> Floats:
