@@ -48,6 +48,7 @@ def one_iteration(function: Callable[[], Any], recorder: Recorder, warm_up: int,
     """The step of a function: what it returns, what it repeats, or what it is. `only_calls`: its calls are listed, no more."""
     said: dict[str, None] = {}
     watch = LoopWatch(recorder, leave)
+    recorder.keeps_storages = not only_calls
     recorder.list_calls()
     with tamed(said):
         try:
@@ -55,6 +56,7 @@ def one_iteration(function: Callable[[], Any], recorder: Recorder, warm_up: int,
                 step = function()
         except FoundError as found:
             watch.last, step = found.iteration, None
+        recorder.in_loop = False
         if watch.last is not None and not callable(step):
             return replace(watch.last, messages=(*watch.last.messages, *said))
         if callable(step):

@@ -84,6 +84,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.known = Known()
         self._digests = (0, 0, 0)  # of the calls since the last part ended: with shapes, without, and how many
         self._noting = False
+        self.in_loop = True  # a loop may be under way, whose iterations are told by what they call
+        self.keeps_storages = True
         self._held: dict[int, Any] = {}  # keeps addresses of storages from being given again
         self._storages: dict[int, tuple[Any, int]] = {}  # storages from before the step, with their bytes
         self._weak: list[Any] = []  # the same for tensors
@@ -175,13 +177,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         away = [each for each in away if not is_pretended(each)]
         if len(away) == len(tensors) and (device is None or device.type != "meta"):
             return self._on_host(func, args, kwargs)
-        if op.composite is not None and not (of_sparse and sparse.has_kernel(func)):
+        # What is filled with a number is made in one go where nobody looks at what it is made of.
+        filled = op.writes_numbers and not (self._noting or self.in_loop or of_sparse)
+        if op.composite is not None and not filled and not (of_sparse and sparse.has_kernel(func)):
             return self._called(func._op_dk, op.composite, *args, **kwargs)
         if op.indexed and any(each.dtype in TRUTHS for each in tensors_in(args[1])) and not fills(args):
             # As PyTorch does it: where a mask is true, in whole numbers.
             args = (args[0], self._called(where_true, args[1]), *args[2:])
             tensors = tensors_of(args, kwargs)
-        if not op.views:
+        if self.in_loop and not op.views:
             self.digest(func, tensors)
         if away and not op.across_devices:
             args, kwargs = self._on_device(op, args, kwargs)
@@ -314,7 +318,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _remember(self, made: Sequence[torch.Tensor]) -> None:
         """Remembers the storages that were made."""
-        for tensor in made:
+        for tensor in made if self.keeps_storages else ():
             if tensor.layout is not torch.strided:
                 raise refusals.only_gradients()
             if _address(tensor) not in self._storages and is_dense(tensor):
