@@ -131,3 +131,28 @@ def test_operations_are_those_of_every_weight_and_row() -> None:
     (values,) = arguments(layer("LSTM"), _FORWARD)
     expected = 2 * 20 * 16 * (4 * 256 * 64 + 4 * 256 * 256)
     assert operations_of(_FORWARD, values, [values[0]]) == expected
+
+
+def test_directions_and_layers_beside_each_other_take_less_than_one_after_the_other() -> None:
+    device = Platform.load("1xh200").device
+
+    def steps_ns(layers: int, both: bool) -> float:
+        (values,) = arguments(layer("LSTM"), _FORWARD)
+        asked = Recurrent.of(_FORWARD, (*values[:9], layers, *values[10:13], both, *values[14:]))
+        assert asked is not None
+        parts = asked.parts(device.limits)
+        return sum(part.calls * part.time_ns for part in parts if part.question is None)
+
+    one, deep, wide = steps_ns(1, False), steps_ns(2, False), steps_ns(1, True)
+    assert one < deep < 2 * one
+    assert one < wide < 2 * one
+
+
+def test_products_of_a_layer_may_use_tf32_unless_told_otherwise() -> None:
+    (values,) = arguments(layer("LSTM"), _FORWARD)
+    for tf32, expected in ((None, True), (True, True), (False, False)):
+        asked = Recurrent.of(_FORWARD, values, tf32=tf32)
+        assert asked is not None
+        questions = [part.question for part in asked.parts(reference_device()) if part.question is not None]
+        assert questions
+        assert {question.tf32 for question in questions} == {expected}

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 from tests.slow import slow_unless
 
@@ -18,6 +19,7 @@ from steptime._models.kernels.call import Call
 from steptime._models.kernels.family import families, family_of
 from steptime_lab.measure.steps.timing import key_of_case
 from steptime_lab.measure.tables import noise_lines, noises
+from steptime_lab.measurements.kernels import rows_of
 from steptime_lab.measurements.sets import SETS, measured_set
 from steptime_lab.measurements.shipped import FOLDER, shipped
 from steptime_lab.workloads.cases import step_cases
@@ -104,3 +106,14 @@ def test_a_sharding_task_keeps_its_name_only_as_long_as_it_is_the_same_task() ->
     tasks = {task.name: task for task in (*sharding_tasks(), *further_tasks())}
     assert set(measured) <= set(tasks)
     assert [name for name, config in measured.items() if Dlrm.from_dict(config) != tasks[name]] == []
+
+
+def test_kernels_that_ran_side_by_side_have_their_shares_of_the_time_that_any_ran() -> None:
+    table = shipped("kernels")
+    grouped = table.filter(pc.less(table["busy_ns"], pc.multiply(table["time_ns"], 0.8))).slice(0, 50)
+    assert grouped.num_rows
+    for row, busy_ns in zip(rows_of(grouped), grouped["busy_ns"].to_pylist(), strict=True):
+        assert row.time_ns == pytest.approx(busy_ns)
+        assert len(row.kernel_ns) == len(row.kernel_names)
+    alone = table.filter(pc.is_null(table["span_ns"])).slice(0, 50)
+    assert [row.time_ns for row in rows_of(alone)] == alone["time_ns"].to_pylist()
