@@ -290,6 +290,14 @@ def test_a_counter_of_tiles_is_cleared_beyond_two_waves_of_them() -> None:
     assert [len(answer.launches) for answer in form.answers([few, many])] == [1, 2]
 
 
+def test_a_batch_longer_than_a_grid_is_made_in_turns() -> None:
+    form = KernelModels.load(FOLDER / "h200.npz").forms["matmul"]
+    products = [Question(Call("aten::bmm.default", (TensorArg((batch, 13, 13)),) * 2)) for batch in (65_535, 65_536, 10**15)]
+    whole, in_turns, huge = ([each.kernel for each in answer.launches].count(MAIN) for answer in form.answers(products))
+    assert (whole, in_turns) == (1, 2)
+    assert huge <= 64
+
+
 def _half(*shape: int) -> TensorArg:
     return TensorArg(shape, "bfloat16")
 

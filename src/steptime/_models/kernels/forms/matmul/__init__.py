@@ -22,7 +22,7 @@ from steptime._models.kernels.forms.matmul.mixture import (
     ProductShares,
     inputs_of,
 )
-from steptime._models.kernels.forms.matmul.products import GROUPS, Column, Products, groups_of, of_questions
+from steptime._models.kernels.forms.matmul.products import GROUPS, OPERATIONS, Column, Products, groups_of, of_questions
 from steptime._models.kernels.question import Answer, LaunchTime, Question
 from steptime.errors import InputError
 
@@ -35,6 +35,8 @@ _LEAST_MAIN = 0.3  # of what the mixture predicts: the main kernel never takes l
 KNOTS = np.arange(6.0, 31.0)  # of curves of copies: log2 of their bytes
 _CHUNK = 4096  # products at once: what their columns take stays in a core's cache
 _FILL_NS = 1000.0  # a small kernel
+_GRID, _ROWS_OF_BLOCK = 65_535, 16  # the longest grid along its second and third axis (CUDA C++ Programming Guide)
+_MOST_TURNS = 64  # that are told apart, however large what is asked for
 
 Lines = npt.NDArray[np.float64]  # per role: ns at no size, ns per element
 Curves = npt.NDArray[np.float64]  # odd operands and kinds of bias x knots: ln(ns)
@@ -74,7 +76,21 @@ class SmallKernels:
             times = {name: time * shrink for name, time in extra.items()}
             times[MAIN] = total - sum(times.values())
             first = [LaunchTime(COPY, float(each_ns[index]))] * int(count)
-            yield (*first, *(LaunchTime(name, times[name]) for name in PATTERNS[pattern]))
+            turns = {MAIN: _turns(products, index)}
+            launched = ((name, share) for name in PATTERNS[pattern] for share in turns.get(name, [1.0]))
+            yield (*first, *(LaunchTime(name, times[name] * share) for name, share in launched))
+
+
+def _turns(products: Products, index: int) -> list[float]:
+    """Shares of a product that one launch after the other makes: a grid is no longer than `_GRID` along a batch.
+
+    Of 1,048,576 rows the last 16 were a launch of their own where no bias is added, on an H200.
+    """
+    batch, rows = int(products.batch[index]), int(products.m[index])
+    plain = products.operation[index] == OPERATIONS.index("mm")
+    length, most = (batch, _GRID) if batch > _GRID else (rows, _ROWS_OF_BLOCK * _GRID) if plain else (1, 1)
+    most = max(most, -(-length // _MOST_TURNS))
+    return [min(most, length - start) / length for start in range(0, length, most)]
 
 
 def copy_bytes(products: Products) -> Column:
