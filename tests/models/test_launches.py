@@ -238,3 +238,9 @@ def test_a_softmax_of_long_rows_over_few_neighbours_is_walked_by_many_threads() 
 
     assert walked(16, 8) == 16 and walked(4096, 512) == 4096
     assert walked(4096, 16) == 64
+
+
+def test_what_is_only_cut_is_copied_and_not_filled() -> None:
+    x = TensorArg((8, 64, 20))
+    padded, cut = (kernels(Call("aten::constant_pad_nd.default", (x, sizes, 0.0))) for sizes in ((2, 2), (-2, -2)))
+    assert (len(padded), len(cut)) == (2, 1)

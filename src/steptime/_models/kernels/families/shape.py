@@ -186,11 +186,14 @@ def _windows_gradient(call: GpuCall) -> list[Launch]:
 
 
 def _padded(call: GpuCall) -> list[Launch]:
+    """The whole filled and the inner part copied; where it is only cut, as in gradients of it, a copy (native/PadNd.cpp)."""
     x = call.tensor(0)
     shape, padding = list(x.shape), call.integers(1)
     for index in range(len(padding) // 2):
         shape[-1 - index] += padding[2 * index] + padding[2 * index + 1]
     whole = fresh(tuple(shape), x.dtype)
+    if all(each <= 0 for each in padding):
+        return copies(whole, replace(x, shape=whole.shape))
     inner = replace(hot(x.shape, x.dtype, whole.nbytes), strides=whole.strides)
     return [fill(whole), *copies(inner, x)]
 
