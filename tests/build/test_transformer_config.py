@@ -57,7 +57,7 @@ def test_what_is_left_out_goes_by_the_model() -> None:
         ({"dropout": "much"}, "dropout is 'much'"),
         ({"causal": "yes"}, "causal is 'yes'; expected true or false"),
         ({"bias": 1}, "bias is 1; expected true or false"),
-        ({"precision": "fp8"}, "precision is 'fp8'; expected fp32, bf16-autocast, bf16 or fp16"),
+        ({"precision": "fp8"}, "precision is 'fp8'; expected fp32, tf32, bf16-autocast, bf16 or fp16"),
         ({"activation": "relu"}, "activation is 'relu'"),
         ({"activation": ["gelu"]}, "activation is ['gelu']"),
         ({"max_positions": 8}, "max_positions 8 is below sequence 16"),
