@@ -99,3 +99,12 @@ def test_windows_of_images_are_unfolded_sample_after_sample() -> None:
     assert unfolded(6, 3, 224, 112, dilation=2)[0].elements == 3 * 15 * 15
     with pytest.raises(InputError, match="no batch of images"):
         unfolded(3, 224, 112)
+
+
+def test_windows_are_added_up_by_one_kernel_over_the_image() -> None:
+    columns, sides = TensorArg((6, 3 * 9, 56 * 56)), ((56, 56), (3, 3), (1, 1), (1, 1), (1, 1))
+    (launch,) = launches(Call("aten::col2im.default", (columns, *sides)))
+    assert launch.elements == 6 * 3 * 56 * 56
+    assert launch.facts["reuse"] == 9
+    with pytest.raises(InputError, match="no columns of windows"):
+        launches(Call("aten::col2im.default", (TensorArg((6, 27)), *sides)))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from steptime._models.kernels.call import TensorArg, contiguous
 from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches import HOT, GpuCall, Grids, Launch, Operand, floor_power, fresh
-from steptime._models.kernels.launches.iterator import cleared, copies
+from steptime._models.kernels.launches.iterator import cleared, copies, memcpy
 from steptime._models.kernels.sweep import USUAL_ELEMENTS, Draw, Drawn, KernelSweep
 from steptime.errors import InputError
 
@@ -265,14 +265,38 @@ def _forward(call: GpuCall) -> list[Launch]:
 
 
 def _unfolded(call: GpuCall) -> list[Launch]:
-    """Sample after sample, threads that walk windows as those of a mean do, and keep what they meet (ATen's Im2Col.cu)."""
+    """Sample after sample, a thread for every window of a channel, which it walks (ATen's Im2Col.cu).
+
+    Padded images are copied first: so it was in 547 of 547 measured calls, and in none of 1,094 without padding.
+    """
     x, (window, dilation, padding, stride) = call.tensor(0), (call.integers(position) for position in (1, 2, 3, 4))
     windows = replace(call, op="aten::max_pool2d_with_indices.default", args=(call.args[0], window, stride, padding, dilation))
     sample = replace(x, shape=(1, *x.shape[1:]))
     pool = _pooling(windows, sample, None)
-    kept, kernel = fresh((pool.channels * pool.taps, pool.outputs), x.dtype), _KERNELS["avg_pool2d"][0][0]
-    launch = Launch(kernel, pool.planes * pool.outputs, (sample,), (kept,), pool.facts, _threads(pool), "", x.dtype)
-    return [launch] * x.shape[0]
+    kept = fresh((pool.channels * pool.taps, pool.outputs), x.dtype)
+    launch = Launch("im2col_kernel", pool.planes * pool.outputs, (sample,), (kept,), pool.facts, _threads(pool), "", x.dtype)
+    copied = [memcpy(x, fresh(x.shape, x.dtype))] if any(padding) else []
+    return [*copied, *[launch] * x.shape[0]]
+
+
+def _windows_added(call: GpuCall) -> list[Launch]:
+    """All samples at once, a thread for every element of the image, which adds up what windows hold of it.
+
+    Where windows leave a rest of the image, columns are copied first (409 of 409 measured calls, and none of 1,344 others).
+    """
+    x, image = call.tensor(0), call.integers(1)
+    window, dilation, padding, stride = (call.integers(position) for position in (2, 3, 4, 5))
+    taps = math.prod(window)
+    if len(x.shape) != 3 or len(image) != 2 or not taps or not math.prod(stride):
+        raise InputError(f"{call.op}: {x.shape} are no columns of windows")
+    result = fresh((x.shape[0], x.shape[1] // taps, *image), x.dtype)
+    met = max(1.0, taps / math.prod(stride))  # windows that hold an element
+    facts: dict[str, float] = {"columns": x.shape[2], "rows": x.shape[0], "size_0": taps, "reuse": met}
+    grids = ((result.numel / 512, met), (result.numel / 512, 1.0))
+    sides = zip(image, window, dilation, padding, stride, strict=True)
+    rest = any((side + 2 * pad - apart * (tap - 1) - 1) % step for side, tap, apart, pad, step in sides)
+    copied = [memcpy(x, fresh(x.shape, x.dtype))] if rest else []
+    return [*copied, Launch("col2im_batched_kernel", result.numel, (x,), (result,), facts, grids, "", x.dtype)]
 
 
 def _backward(call: GpuCall) -> list[Launch]:
@@ -302,6 +326,7 @@ FAMILY = Family(
         (1, _draw_adaptive, (0.5, "_adaptive_avg_pool2d(*x, [side, side])"), (0.5, "_adaptive_avg_pool2d_backward(*y, x)")),
     ),
     weight=2.5,
-    rules={name: _backward if name.endswith("_backward") else _forward for name in _KERNELS} | {"im2col": _unfolded},
-    kin=" ".join((*_OF_VOLUMES, "im2col")),
+    rules={name: _backward if name.endswith("_backward") else _forward for name in _KERNELS}
+    | {"im2col": _unfolded, "col2im": _windows_added},
+    kin=" ".join((*_OF_VOLUMES, "im2col", "col2im")),
 )
