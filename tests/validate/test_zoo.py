@@ -184,13 +184,13 @@ def test_a_group_is_predicted_by_models_that_saw_none_of_its_kin(monkeypatch: py
     assert asked["matrix_factors"] == "models 2"
     assert not isinstance(asked["policy_gradient"], str)  # nothing in any fit is of its kin
     assert "convolution" in refitted_forms[0] and "attention" not in refitted_forms[0] | refitted_forms[1]
-    assert len(together.sources) == 3
+    assert len(together.sources) == 10  # the second visit has all groups
     refit.keep(result, together, tmp_path / "answers.json", tmp_path / "widths.toml")
     assert ZooAnswers.read(tmp_path / "answers.json") == result
     assert set(read_unseen(tmp_path / "widths.toml").errors) == set(together.errors)
     for name, (each, _) in chosen.items():
         fitted_to = widths[name]
-        assert fitted_to is not None and each.group not in fitted_to.sources and len(fitted_to.sources) == 2
+        assert fitted_to is not None and each.group not in fitted_to.sources and len(fitted_to.sources) == 9
     for rows, gone in zip(fitted, (("resnet50", "inception"), ("dlrm",)), strict=True):
         assert not [source for source in set(rows["source"].to_pylist()) if source.startswith(gone)]
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -40,6 +41,11 @@ def unseen_situation(cases: Sequence[ZooCase]) -> Situation:
     scale = _scale(profiled, groups)
     errors = {name: KindError(scale * width, scale * width) for name, width in _widths(profiled).items()}
     return Situation(UNSEEN, errors, len(profiled), groups, by_family=True)
+
+
+def by_models_alone(case: ZooCase) -> ZooCase:
+    """A committed answer has the interval of then, with widths of then in it: what the models say alone is not known of it."""
+    return replace(case, answer=replace(case.answer, low_ms=case.answer.step_ms, high_ms=case.answer.step_ms))
 
 
 def _widths(cases: Sequence[ZooCase]) -> Widths:
