@@ -144,7 +144,7 @@ def test_tf32_makes_products_as_much_faster_as_it_was_measured() -> None:
 
 def test_convolutions_without_tf32_take_as_much_longer_as_was_measured() -> None:
     plain, slow = (predict(convolutional(in_cudnn(value)), platform="1xh200").step_time_ms for value in (True, False))
-    # Layers of 3x3 taps, 64 to 256 channels and 4 GFLOP or more, in the rows: forward 155 TFLOP/s with TF32 and 36 without, backward
+    # Layers of 3x3 taps, 64 to 256 channels and 4 GFLOP or more: forward 155 TFLOP/s with TF32 and 36 without, backward
     # 87 and 38 (medians of 69, 74, 55 and 51 rows), so 2.7 for a step; a layer alone is off by a fourth now and then.
     assert 2.0 < slow / plain < 4.0
 

@@ -74,7 +74,7 @@ def refitted(report: Callable[[str], None], folder: Path = FOLDER, seed: int = 0
     """Every architecture of the first visit by models and with widths fitted without its group; and the widths of all together.
 
     Where no kernel row is of its kin, the shipped models are those without it. Causes were looked for in the first visit, so
-    its errors are smaller than the next architecture's: widths count the second visit too, as it was before anybody had seen it.
+    its errors are smaller than the next architecture's: widths count the second visit too, as it was when nobody had seen it.
     """
     captured, refused = captured_zoo(of_visit(FIRST_VISIT), report)
     table = read(folder, KERNELS)
