@@ -19,6 +19,7 @@ import numpy as np
 
 from steptime._ops.families import WorkFamily
 from steptime._platforms.situation import UNSEEN, KindError, Situation
+from steptime_lab.validate.zoo.answers import ZooAnswer
 from steptime_lab.validate.zoo.zoo import ZooCase
 
 # Of kernels that are told apart by the profiler and the prediction in different ways no more is believed than this.
@@ -43,9 +44,10 @@ def unseen_situation(cases: Sequence[ZooCase]) -> Situation:
     return Situation(UNSEEN, errors, len(profiled), groups, by_family=True)
 
 
-def by_models_alone(case: ZooCase) -> ZooCase:
-    """A committed answer has the interval of then, with widths of then in it: what the models say alone is not known of it."""
-    return replace(case, answer=replace(case.answer, low_ms=case.answer.step_ms, high_ms=case.answer.step_ms))
+def by_models_alone(case: ZooCase, alone: ZooAnswer) -> ZooCase:
+    """A committed answer has the interval of then, with widths of then in it; here as wide as models alone make it now."""
+    low_ms, high_ms = (case.answer.step_ms * edge_ms / alone.step_ms for edge_ms in (alone.low_ms, alone.high_ms))
+    return replace(case, answer=replace(case.answer, low_ms=low_ms, high_ms=high_ms))
 
 
 def _widths(cases: Sequence[ZooCase]) -> Widths:
