@@ -14,8 +14,13 @@ from steptime._platforms.platform import Platform
 from steptime._program.program import Tensor
 
 X = TensorArg((8, 64, 4, 4))
-# Those of products and of pooled volumes have other dimensions.
-OTHERS = {"bmm": TensorArg((8, 16, 16)), "mm": TensorArg((16, 16)), "pool3d": TensorArg((2, 8, 4, 8, 8))}
+# Those of products, of pooled volumes and of columns of windows have other dimensions.
+OTHERS = {
+    "bmm": TensorArg((8, 16, 16)),
+    "mm": TensorArg((16, 16)),
+    "pool3d": TensorArg((2, 8, 4, 8, 8)),
+    "col2im": TensorArg((8, 16, 1)),
+}
 PLAIN: dict[str, Argument] = {"S": 0.5, "f": 0.5, "i": 1, "b": False, "s": "amax"}
 
 
