@@ -171,7 +171,9 @@ _INTEGERS = (
 # What an optimiser calls once for each parameter whose gradient holds looked-up rows only.
 SPARSE_UPDATES = {"sgd": "aten::add_", "rowwise_adagrad": "aten::coalesce"}
 # The project's own lookup, PyTorch's bags, FBGEMM's table-batched embeddings.
-_LOOKUP = re.compile(r"^(?:TableBatchedLookup|aten::_?embedding_bag|fbgemm::split_embedding|SplitLookup)")
+_LOOKUP = re.compile(
+    r"^(?:TableBatchedLookup|aten::_?embedding_bag|fbgemm::(?:split|dense)_embedding|(?:torch::autograd::CppNode<)?SplitLookup)"
+)
 _RECURRENT = re.compile(r"^aten::(?:_cudnn_rnn(?:_backward)?|_thnn_fused_(?:lstm|gru)_cell(?:_backward(?:_impl)?)?)$")
 # Around the ones that launch, if any do (native/RNN.cpp, native/transformers/attention.cpp, native/Dropout.cpp); what puts row
 # numbers and rows together (native/Embedding.cpp).

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -221,20 +221,33 @@ def _template(kernels: Sequence[str]) -> tuple[int, int]:
 
 def calls_in(program: Program) -> list[FbgemmCall]:
     """The lookups of a recorded program, in order of start, each with its backward pass."""
-    optimizers = {number: known for number, name in enumerate(program.names) if (known := optimizer_of(name)) is not None}
-    results = [op for op, name in enumerate(program.ops.name.tolist()) if name in optimizers]
-    kernels = _kernels_of(program, results)
-    forwards = [op for op in results if _FORWARD.fullmatch(_name(program, op))]
-    backwards = _paired(program, forwards, [op for op in results if not _FORWARD.fullmatch(_name(program, op))])
-    calls = []
-    for op in forwards:
-        backward = backwards.get(op)
+    return [call for _, _, call in _calls(program)]
+
+
+def lookups_in(program: Program) -> dict[int, FbgemmLookup]:
+    """What each lookup op of a program and the backward node that belongs to it look up; no node without its op."""
+    return {place: call.lookup for op, backward, call in _calls(program) for place in (op, backward) if place is not None}
+
+
+def _calls(program: Program) -> Iterator[tuple[int, int | None, FbgemmCall]]:
+    """Each forward op, its backward node and what both are."""
+    pairs = _pairs(program)
+    kernels = _kernels_of(program, [op for pair in pairs.items() for op in pair if op is not None])
+    for op, backward in pairs.items():
         launched = (kernels[op], kernels[backward] if backward is not None else ())
-        names = [kernel.name for kernel in (*launched[0], *launched[1])]
+        names = [kernel.name for one in launched for kernel in one]
         gradient = _gradient(program, backward) if backward is not None else None
         lookup = lookup_of(_name(program, op), _inputs(program, op), gradient, names)
-        calls.append(FbgemmCall(lookup, int(program.ops.step[op]), *launched))
-    return calls
+        yield op, backward, FbgemmCall(lookup, int(program.ops.step[op]), *launched)
+
+
+def _pairs(program: Program) -> dict[int, int | None]:
+    """Forward op -> its backward node."""
+    optimizers = {number: known for number, name in enumerate(program.names) if (known := optimizer_of(name)) is not None}
+    results = [op for op, name in enumerate(program.ops.name.tolist()) if name in optimizers]
+    forwards = [op for op in results if _FORWARD.fullmatch(_name(program, op))]
+    backwards = _paired(program, forwards, [op for op in results if not _FORWARD.fullmatch(_name(program, op))])
+    return {op: backwards.get(op) for op in forwards}
 
 
 def _name(program: Program, op: int) -> str:

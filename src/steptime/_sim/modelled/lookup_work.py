@@ -17,10 +17,12 @@ from steptime._lookups.estimated import expected_statistics
 from steptime._lookups.generators import Generator
 from steptime._lookups.table import TableStatistics
 from steptime._lookups.workload import DENSE, ITEM_BYTES, RankLookups
-from steptime._models.estimate import Estimate
+from steptime._models.estimate import Estimate, Source
 from steptime._models.kernels.from_ops import IssuedWork
 from steptime._models.kernels.question import LaunchTime
 from steptime._models.lookups.contention import Contention, MemoryUse, row_bytes
+from steptime._models.lookups.fbgemm import FbgemmLookup, lookups_in, optimizer_of
+from steptime._models.lookups.fbgemm_kernels import backward_kernels, forward_kernels, total_ns
 from steptime._models.lookups.fitted import LookupEstimate
 from steptime._models.lookups.question import BACKWARD, EMBEDDING_BAG, FORWARD, TABLE_BATCHED, Lookup, rank_questions
 from steptime._ops.catalogue import SPARSE_UPDATES
@@ -44,6 +46,9 @@ _DENSE_BAG, _SPARSE_ROWS = "embedding_bag_dense", "embedding_sparse"
 # dense gradient leaves the number on the device (EmbeddingBackwardKernel.cu; recorded steps in examples/dlrm_overlap4).
 _COALESCE, _READ_BACK_AFTER = "coalesce", "unique"
 _INDEX_DTYPES = ("int64", "int32")
+# FBGEMM's lookups by data sheet: 18 % short forward and 11 % backward where tables are many, half where they are few and small
+# (two public recordings of V100, benchmarks/fbgemm_lookups.py).
+_ANALYTIC_FACTOR = 2.0
 _BACKWARD = re.compile("backward", re.IGNORECASE)
 # Places among the arguments of `embedding_bag` and `_embedding_bag`.
 _SPARSE, _SAMPLE_WEIGHTS, _LAST_OFFSET = 5, 6, 7
@@ -110,6 +115,24 @@ class _Asked:
         return _op_work(self.op, _group(self.direction, assumed=self.assumed), answer, launches)
 
 
+@dataclass(frozen=True, slots=True)
+class _OfFbgemm:
+    """A lookup op of FBGEMM, or its backward node, by what its shapes tell."""
+
+    op: int
+    backward: bool
+    lookup: FbgemmLookup
+
+    def work(self, device: Device) -> OpWork:
+        """Its kernels, by the device's data sheet."""
+        kernels = (backward_kernels if self.backward else forward_kernels)(self.lookup, device.limits)
+        time_ns = total_ns(kernels)
+        low_ns, high_ns = time_ns / _ANALYTIC_FACTOR, time_ns * _ANALYTIC_FACTOR
+        estimate = Estimate(time_ns, low_ns, high_ns, Source.ANALYTIC, inside=False)
+        launches = tuple(LaunchTime(kernel.name, kernel.time_ns) for kernel in kernels)
+        return OpWork(self.op, launches, estimate, _group(BACKWARD if self.backward else FORWARD, assumed=True))
+
+
 @dataclass(frozen=True)
 class RankQuestions:
     """What the lookups of one program ask, so that those of all ranks are asked at once."""
@@ -119,15 +142,16 @@ class RankQuestions:
     asked: tuple[_Asked, ...] = ()  # none where the sizes of tables are not known
     questions: tuple[Lookup, ...] = ()
     warnings: tuple[str, ...] = ()
+    of_fbgemm: tuple[_OfFbgemm, ...] = ()
 
     def work(self, answers: Sequence[LookupAnswer], device: Device) -> DeviceWork:
         """The launches, from the answers to the questions."""
-        if not self.issued:
-            return DeviceWork(())
-        if not self.asked:
-            return _unknown(self.program, self.issued, device)
-        works = [each.work(answers) for each in self.asked]
-        beyond = any(not work.estimate.inside for work in works)
+        batched = [each.work(device) for each in self.of_fbgemm]
+        if self.issued and not self.asked:
+            unknown = _unknown(self.program, self.issued, device)
+            return DeviceWork((*batched, *unknown.works), (*self.warnings, *unknown.warnings))
+        works = [*batched, *(each.work(answers) for each in self.asked)]
+        beyond = any(not work.estimate.inside for work in works if work.estimate.source is not Source.ANALYTIC)
         text = f"rank {self.program.rank}: lookups beyond what was measured on {device.limits.name} are extrapolated"
         warnings = (*self.warnings, text) if beyond else self.warnings
         return DeviceWork(tuple(work for work in works if work.launches), warnings)
@@ -137,15 +161,19 @@ def lookup_questions(program: Program, issued: Sequence[IssuedWork], statistics:
     """What to ask about a program's lookup ops, `issued`; the statistics are of what its rank looks up."""
     if not issued:
         return RankQuestions(program)
-    rows = _rows(program, issued)
     if statistics is None:
+        of_fbgemm, problems = _of_fbgemm(program, issued)
+        rest = [work for work in issued if work.op not in {each.op for each in of_fbgemm}]
+        rows = _rows(program, rest)
         asked, questions = _from_arguments(program, rows)
-        tables = max(len(rows.forward), len(rows.update))
+        tables = max(len(rows.forward), len(rows.update)) + sum(each.lookup.tables for each in of_fbgemm if not each.backward)
         text = (
             f"rank {program.rank}: what its {tables} tables are asked for is not known, taken as rows drawn evenly; skewed "
             "lookups are faster: give statistics with --lookups"
         )
-        return RankQuestions(program, tuple(issued), asked, questions, (text,) if asked else ())
+        warnings = (*problems, *((text,) if asked or of_fbgemm else ()))
+        return RankQuestions(program, tuple(rest), asked, questions, warnings, of_fbgemm)
+    rows = _rows(program, issued)
     # The first iteration's statistics stand for a step.
     forward, backward = (rank_questions(statistics, direction)[0] for direction in (FORWARD, BACKWARD))
     if len(rows.forward) % len(forward):
@@ -156,6 +184,19 @@ def lookup_questions(program: Program, issued: Sequence[IssuedWork], statistics:
         )
     asked = tuple(_in_order(program, rows, _left_to_optimizer(statistics, rows)))
     return RankQuestions(program, tuple(issued), asked, (*forward, *backward))
+
+
+def _of_fbgemm(program: Program, issued: Sequence[IssuedWork]) -> tuple[tuple[_OfFbgemm, ...], tuple[str, ...]]:
+    """FBGEMM's lookups among these, by their shapes; and why there are none where they do not tell."""
+    theirs = [work.op for work in issued if optimizer_of(work.name) is not None]
+    if not theirs:
+        return (), ()
+    try:
+        found = lookups_in(program)
+    except InputError as error:
+        return (), (f"rank {program.rank}: {error}",)
+    names = {work.op: work.name for work in issued}
+    return tuple(_OfFbgemm(op, "CppNode" in names[op], found[op]) for op in theirs if op in found), ()
 
 
 def _rows(program: Program, issued: Sequence[IssuedWork]) -> _Rows:
@@ -270,7 +311,7 @@ def _optimizer(*, summed: bool) -> str:
 
 def _bags(values: Sequence[Value]) -> Lookup | None:
     """An `nn.EmbeddingBag` as it is called: rows and columns of its table, bags, lookups. None where they are not recorded."""
-    weights = [value for value in values if isinstance(value, Tensor) and len(value.shape) == 2]
+    weights = [value for value in values if isinstance(value, Tensor) and len(value.shape) == 2 and value.numel]
     vectors = [value for value in values if isinstance(value, Tensor) and value.dtype in _INDEX_DTYPES]
     if not weights or len(vectors) < 2 or any(len(vector.shape) != 1 for vector in vectors[:2]):
         return None

@@ -16,9 +16,14 @@ from steptime._hardware.device import DeviceLimits, reference_device
 from steptime._lookups.estimated import expected_statistics
 from steptime._lookups.generators import Generator
 from steptime._lookups.table import TableStatistics
+from steptime._models.estimate import Source
+from steptime._models.kernels.from_ops import LOOKUP, questions_of
 from steptime._models.lookups.fbgemm import STATE_ELEMENTS, FbgemmCall, FbgemmLookup, calls_in, lookup_of, optimizer_of
 from steptime._models.lookups.fbgemm_kernels import backward_kernels, forward_kernels, total_ns
+from steptime._platforms.platform import Platform
 from steptime._program.program import Calls, Ops, Program, Signature, Stream, Tensor, Thread, Value, Works
+from steptime._sim.modelled.issue import DeviceWork
+from steptime._sim.modelled.lookup_work import lookup_questions
 from steptime.errors import InputError
 
 ROOT = Path(__file__).parents[4]
@@ -228,6 +233,29 @@ def test_lookups_of_a_program_have_their_own_kernels_and_backward_passes() -> No
     assert [total_ns(kernels) for kernels in (second.forward, second.backward)] == [2_000, 4_000]
     assert first.lookup.vectors == 5
     assert isinstance(first, FbgemmCall)
+
+
+def looked_up(recorded: Program) -> DeviceWork:
+    device = Platform.load("1xa100").device
+    issued = [work for work in questions_of(recorded, cached_bytes=device.cached_bytes) if work.kind == LOOKUP]
+    return lookup_questions(recorded, issued, None).work([], device)
+
+
+def test_recorded_lookups_are_predicted_by_their_shapes_on_another_device() -> None:
+    work = looked_up(program())
+    assert [each.op for each in work.works] == [0, 1, 3, 5]
+    assert all(each.estimate.source is Source.ANALYTIC and each.estimate.time_ns > 0 for each in work.works)
+    assert [len(each.launches) for each in work.works] == [1, 1, 5, 5]
+    assert "its 7 tables are asked for is not known" in work.warnings[0]
+
+
+def test_recorded_lookups_whose_shapes_tell_nothing_are_a_guess_that_says_so() -> None:
+    recorded = program()
+    told = Signature(tuple(broken(12, vector(32, "int64"))))
+    work = looked_up(replace(recorded, signatures=(told, *recorded.signatures[1:])))
+    assert [each.op for each in work.works] == [0, 1, 3, 5]
+    assert all(each.estimate.source is Source.FALLBACK for each in work.works)
+    assert "expected a multiple of the 4" in work.warnings[0] and "give what is looked up with --lookups" in work.warnings[1]
 
 
 # Times.
