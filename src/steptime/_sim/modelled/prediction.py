@@ -127,9 +127,8 @@ def _caveats(step: ModelledStep, calibration: Calibration) -> list[str]:
         )
     known = situation_of(step.platform, calibration)
     if known.errors:
-        results.append(
-            f"{known.name}: the interval holds how far {known.rows} steps of {len(known.sources)} published sources were off"
-        )
+        kind = "groups of architectures" if known.by_family else "published sources"
+        results.append(f"{known.name}: the interval holds how far {known.rows} steps of {len(known.sources)} {kind} were off")
     outside = step.coverage["out_of_range"]
     if outside > _MUCH_OUT_OF_RANGE:
         results.append(
