@@ -24,7 +24,9 @@ def test_validate_kernels_says_the_same_to_programs_and_its_families_are_within_
     # Nine of ten measured times should lie in the interval.
     assert 0.8 < found["summary"]["interval_coverage"] < 0.97
     # What is measured and has no rule yet is said, and nothing else.
-    unruled = re.compile(r"other: (aten::sort\.default: no rule says|no family has aten::(_cudnn_rnn|_fft_)).*")
+    unruled = re.compile(
+        r"other: (aten::sort\.default: no rule says|no family has aten::(_cudnn_rnn|_conj_physical|_unique2)).*"
+    )
     assert all(map(unruled.fullmatch, found["warnings"]))
     documented = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
     line = next(line for line in documented.splitlines() if line.startswith("| **all** |"))

@@ -31,9 +31,10 @@ def test_processes_find_what_one_does() -> None:
 
 @pytest.mark.slow
 def test_a_dask_cluster_finds_what_one_does(tmp_path: Path) -> None:
-    # A worker process of its own, on any free port of this machine alone; what it leaves behind is the test's.
+    # A worker process of its own, on any free port of this machine alone; what it leaves behind is the test's. A platform goes
+    # with its models, about 10 MiB, of which Dask warns.
     with (
-        dask.config.set({"temporary-directory": str(tmp_path)}),
+        dask.config.set({"temporary-directory": str(tmp_path), "distributed.admin.large-graph-warning-threshold": "64MiB"}),
         LocalCluster(n_workers=1, threads_per_worker=1, host="127.0.0.1", dashboard_address=None) as cluster,  # type: ignore[no-untyped-call]
         Client(cluster) as client,  # type: ignore[no-untyped-call]
     ):
