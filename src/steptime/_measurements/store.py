@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,21 @@ def write_part(path: Path, table: pa.Table) -> None:
     """One Parquet file, complete or absent."""
     stamped = table.replace_schema_metadata({_VERSION_KEY: str(SCHEMA_VERSION).encode()})
     with whole(path) as unfinished:
-        pq.write_table(stamped, unfinished, compression="zstd", compression_level=9)
+        # Repeats differ in their last digits: byte by byte they take a tenth less than as numbers or by dictionary.
+        floats = [name for name, kind in _leaves(stamped.schema) if pa.types.is_floating(kind)]
+        others = [name for name, kind in _leaves(stamped.schema) if not pa.types.is_floating(kind)]
+        pq.write_table(
+            stamped, unfinished, compression="zstd", compression_level=9, use_dictionary=others, use_byte_stream_split=floats
+        )
+
+
+def _leaves(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
+    """Paths of the columns as Parquet has them, with what they hold."""
+    for column in schema:
+        path, kind = column.name, column.type
+        while pa.types.is_list(kind):
+            path, kind = f"{path}.list.element", kind.value_type
+        yield path, kind
 
 
 def read_part(path: Path, measured: MeasuredSet, columns: Sequence[str] | None = None) -> pa.Table:
