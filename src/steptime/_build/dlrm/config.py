@@ -9,7 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from steptime._build.config_values import MOST_WHOLE, MOST_WIDTH, Values
-from steptime._build.dlrm.model import INTERACTIONS, KIND, LOOKUPS, LOSSES, MOST_BATCH, OPTIMIZERS, PRECISIONS, Dlrm, Table
+from steptime._build.dlrm.model import (
+    DENSE_OPTIMIZERS,
+    EXCHANGE_PRECISIONS,
+    INTERACTIONS,
+    KIND,
+    LOOKUPS,
+    LOSSES,
+    MOST_BATCH,
+    OPTIMIZERS,
+    PRECISIONS,
+    PREFETCHES,
+    Dlrm,
+    Table,
+)
 from steptime._build.dlrm.plan import EVERYWHERE, KINDS, TABLE_WISE, USUAL_KINDS, Plan, plans_of, read_plans
 from steptime._build.dlrm.workload import check_batch, check_kinds, dlrm_workload, generator_like, of_reuse
 from steptime._lookups import saved
@@ -30,6 +43,11 @@ _KEYS = (
     "interaction",
     "loss",
     "precision",
+    "dense_optimizer",
+    "cross_layers",
+    "cross_rank",
+    "exchange_precision",
+    "prefetch",
     "ranks",
     "plan",
     "rule",
@@ -43,6 +61,7 @@ _SKEW_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "kind": _TEXT, "lengths": _TEXT, "alpha": _NUMBER, "shift": _NUMBER, "locality": _NUMBER, "window": _WHOLE,
     "scatter": _SWITCH, "seed": _WHOLE, "long_bag": _WHOLE, "long_bag_at": _NUMBER,
 }  # fmt: skip
+_MOST_CROSS_LAYERS = 1024
 _CONSTRAINTS = ("memory_bytes", "pinned", "kinds", "kinds_of")
 _HISTOGRAM_KEYS = ("reuse", "unique", "batch")
 # Counted lookups per sample may differ so far from the factor that the config says: both are rounded by people.
@@ -153,6 +172,10 @@ def dlrm_of(
         interaction=section.choice("interaction", INTERACTIONS, "dot"),
         loss=section.choice("loss", LOSSES, "bce"),
         precision=section.choice("precision", PRECISIONS, "fp32"),
+        dense_optimizer=section.choice("dense_optimizer", DENSE_OPTIMIZERS, "sgd"),
+        exchange_precision=section.choice("exchange_precision", EXCHANGE_PRECISIONS, "fp32"),
+        prefetch=section.choice("prefetch", PREFETCHES, "none"),
+        **_cross(section),
     )
     check_model(model, where)
     rule = section.text("rule") if "rule" in values else None
@@ -161,6 +184,15 @@ def dlrm_of(
         constraints.check(model.tables, where)
     ranks, plan = _ranks_and_plan(section, model, folder, changed)
     return DlrmConfig(model, ranks, plan, rule, constraints)
+
+
+def _cross(section: Values) -> dict[str, int]:
+    """The keys of cross layers that are there; only `dcnv2` has some."""
+    keys = [key for key in ("cross_layers", "cross_rank") if key in section.values]
+    if keys and section.values.get("interaction") != "dcnv2":
+        raise InputError(f'{section.where}: {keys[0]} is for interaction "dcnv2"; drop it, or interaction = "dcnv2"')
+    most = {"cross_layers": _MOST_CROSS_LAYERS, "cross_rank": MOST_WIDTH}
+    return {key: section.whole(key, 1, most[key]) for key in keys}
 
 
 def _ranks_and_plan(section: Values, model: Dlrm, folder: Path, overrides: Overrides) -> tuple[int | None, Plan | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from steptime._lookups import saved
@@ -13,9 +13,12 @@ from steptime._lookups.table import TableStatistics
 KIND = "dlrm"
 LOOKUPS = ("embedding_bag", "table_batched")
 OPTIMIZERS = ("sgd", "rowwise_adagrad")
+DENSE_OPTIMIZERS = ("sgd",)
 INTERACTIONS = ("dot", "cat")
 LOSSES = ("bce", "mse")
 PRECISIONS = ("fp32", "tf32")
+EXCHANGE_PRECISIONS = ("fp32",)
+PREFETCHES = ("none",)
 MOST_BATCH = 1 << 24
 """Of all ranks: bags are counted one by one, and no training step has more samples."""
 
@@ -61,10 +64,15 @@ class Dlrm:
     top: tuple[int, ...]
     tables: tuple[Table, ...]
     lookup: str = "table_batched"
-    optimizer: str = "sgd"  # fused into the backward lookup; the dense part always uses SGD
-    interaction: str = "dot"  # dot (lower triangle of pairwise products) | cat
+    optimizer: str = "sgd"  # of the tables, fused into the backward lookup
+    interaction: str = "dot"  # dot (lower triangle of pairwise products) | cat | dcnv2 (cross layers over cat)
     loss: str = "bce"  # bce | mse
-    precision: str = "fp32"  # fp32 | tf32 (of matrix products)
+    precision: str = "fp32"  # fp32 | tf32 (of matrix products) | bf16-autocast | fp16-autocast
+    dense_optimizer: str = "sgd"  # of the layers, which every rank has whole
+    cross_layers: int = 3  # of dcnv2
+    cross_rank: int | None = None  # of their matrices; None: full
+    exchange_precision: str = "fp32"  # what lookups and their gradients are sent in
+    prefetch: str = "none"  # what of the next batch runs beside this one: none | inputs | lookups
 
     def state_bytes(self, table: Table) -> int:
         """Of the optimiser, for one of the tables or a slice of one: row-wise Adagrad keeps a number a row."""
@@ -82,7 +90,8 @@ class Dlrm:
             "loss": self.loss,
             "tables": [_table_to_dict(table) for table in self.tables],
         }  # fmt: skip
-        return plain if self.precision == "fp32" else {**plain, "precision": self.precision}
+        later = {key: getattr(self, key) for key in _LATER_KEYS}
+        return {**plain, **{key: value for key, value in later.items() if value != _DEFAULTS[key]}}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Dlrm:
@@ -94,6 +103,10 @@ class Dlrm:
     def to_json(self) -> str:
         """Compact text; the same model always gives the same text."""
         return json.dumps(self.to_dict(), separators=(",", ":"), sort_keys=True)
+
+
+_DEFAULTS = {each.name: each.default for each in fields(Dlrm)}
+_LATER_KEYS = ("precision", "dense_optimizer", "cross_layers", "cross_rank", "exchange_precision", "prefetch")
 
 
 def _table_to_dict(table: Table) -> dict[str, Any]:
