@@ -1,8 +1,9 @@
-"""Every case there is, by name: those the reader's rules were made with, and those recorded afterwards."""
+"""Every case there is, by name: those the readers' rules were made with, those recorded later, and pairs with one change."""
 
 from __future__ import annotations
 
+from changed_cases import CHANGED
 from held_out_cases import HELD_OUT
 from step_cases import CASES as KNOWN
 
-CASES = {**KNOWN, **HELD_OUT}
+CASES = {**KNOWN, **HELD_OUT, **CHANGED}
