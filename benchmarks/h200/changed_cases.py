@@ -28,7 +28,7 @@ class Change:
     config: dict[str, Any]
     changed: dict[str, Any]
     ranks: int = 1
-    steps: int = 40
+    steps: int = 30
 
     def cases(self) -> tuple[Case, Case]:
         """The step as it was, and with the change."""
@@ -161,9 +161,9 @@ CHANGES = (
     Change("gpt_loss_read", "sync remove", gpt, {**SMALL, "batch": 96, "reads_loss": True}, {"reads_loss": False}),
     Change("gpt_norm_read", "sync remove", gpt, {**SMALL, "batch": 64, "bf16": True, "clips": True, "reads_norm": True,
                                                  "reads_loss": True}, {"reads_norm": False, "reads_loss": False}),
-    Change("gpt_tf32", "tf32 on", gpt, {**MEDIUM, "batch": 16}, {"tf32": True}),
-    Change("tower_tf32", "tf32 on", tower, {"layers": 12, "width": 3072, "batch": 4096, "dropout": 0}, {"tf32": True}),
-    Change("gpt_bf16", "bf16 on", gpt, {**MEDIUM, "batch": 24}, {"bf16": True}),
+    Change("gpt_tf32", "tf32 on", gpt, {**MEDIUM, "batch": 16}, {"tf32": True}, steps=12),
+    Change("tower_tf32", "tf32 on", tower, {"layers": 12, "width": 3072, "batch": 4096, "dropout": 0}, {"tf32": True}, steps=12),
+    Change("gpt_bf16", "bf16 on", gpt, {**MEDIUM, "batch": 24}, {"bf16": True}, steps=12),
     Change("tower_dropout", "op:native_dropout remove", tower,
            {"layers": 12, "width": 2048, "batch": 16384, "dropout": 0.1, "tf32": True}, {"dropout": 0}),
     Change("gpt_loading", "python remove", gpt, {**SMALL, "batch": 16, "loading_s": 0.006, "reads_loss": True},

@@ -1,6 +1,6 @@
 """Records ground truth for replay: Kineto traces of all ranks, and step times of clean processes that never profiled.
 
-    python3 record_steps.py --out DIR [--cases a,b] [--rounds 2]
+    python3 record_steps.py --out DIR [--cases a,b] [--timed-only c,d] [--rounds 2]
         writes DIR/<case>.tar with rank<r>.kineto.json.gz and measured.json, and DIR/steps.json
 
 Cases of several ranks run on one GPU under CUDA MPS, with NCCL on loopback sockets. Timed groups run before and after the
@@ -154,8 +154,8 @@ def run_group(ranks: int, arguments: list[str], environment: dict[str, str], lim
     together([[sys.executable, __file__, *arguments]] * ranks, parts, limit_s)
 
 
-def record(names: list[str], rounds: int, out: Path) -> None:
-    """Times and profiles the cases: first those of one rank, then those under MPS."""
+def record(names: list[str], timed_only: list[str], rounds: int, out: Path) -> None:
+    """Times the cases and profiles all but `timed_only`: first those of one rank, then those under MPS."""
     from all_cases import CASES
 
     made = recipe()
@@ -178,6 +178,8 @@ def record(names: list[str], rounds: int, out: Path) -> None:
                     continue
                 for name in chosen:
                     (folder / name).mkdir()
+                    if name in timed_only:
+                        continue
                     try:
                         run_group(ranks, ["--profile", name, "--file", str(folder / name)], environment, 90)
                     except (RuntimeError, TimeoutError, OSError) as error:
@@ -222,6 +224,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Records traces and step times of known training steps.")
     parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--cases", default="")
+    parser.add_argument("--timed-only", default="")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--time")
     parser.add_argument("--profile")
@@ -236,7 +239,9 @@ def main() -> None:
         from all_cases import CASES
 
         options.out.mkdir(parents=True, exist_ok=True)
-        record(options.cases.split(",") if options.cases else list(CASES), options.rounds, options.out)
+        timed_only = [name for name in options.timed_only.split(",") if name]
+        names = options.cases.split(",") if options.cases else [] if timed_only else list(CASES)
+        record([*names, *timed_only], timed_only, options.rounds, options.out)
 
 
 if __name__ == "__main__":
