@@ -163,7 +163,7 @@ def record(names: list[str], timed_only: list[str], rounds: int, out: Path) -> N
     times: dict[str, list[float]] = {name: [] for name in names}
     failed: JSON = {}
     for ranks in sorted({CASES[name].ranks for name in names}):
-        chosen = [name for name in names if CASES[name].ranks == ranks]
+        chosen = [name for name in sorted(names) if CASES[name].ranks == ranks]
         with ExitStack() as stack:
             environment = stack.enter_context(mps()) if ranks > 1 else {}
             for turn in range(rounds):
