@@ -128,12 +128,12 @@ def tower(config: dict[str, Any], device: torch.device) -> Step:
     torch.set_float32_matmul_precision("high" if config.get("tf32") else "highest")
     torch.manual_seed(1)
     layers: list[nn.Module] = []
-    for _ in range(config["layers"]):
-        layers += [nn.Linear(config["width"], config["width"]), nn.ReLU()]
-        if config["dropout"]:
-            layers.append(nn.Dropout(config["dropout"]))
     with device:
-        model = nn.Sequential(*layers)
+        for _ in range(config["layers"]):
+            layers += [nn.Linear(config["width"], config["width"]), nn.ReLU()]
+            if config["dropout"]:
+                layers.append(nn.Dropout(config["dropout"]))
+    model = nn.Sequential(*layers)
     optimizer = optimizer_of(model.parameters(), config)
     x = torch.randn(config["batch"], config["width"], device=device)
 

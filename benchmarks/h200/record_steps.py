@@ -77,8 +77,8 @@ def time_cases(names: list[str], file: Path) -> None:
         gc.enable()
         del step
         torch.cuda.empty_cache()
-    if os.environ["RANK"] == "0":
-        store(file, times)
+        if os.environ["RANK"] == "0":
+            store(file, times)
     if dist.is_initialized():
         dist.destroy_process_group()
 
