@@ -58,9 +58,9 @@ def test_buffers_for_one_case_are_no_larger_than_it_needs() -> None:
 def test_index_batches_of_their_own_are_the_same_ones(case: Case) -> None:
     step = build(case, ALONE, torch.device("cpu"))
     assert isinstance(step, DlrmStep)
-    before = [step.tables(iteration).detach().clone() for iteration in range(step.batches)]
+    before = [step.tables.start(iteration)[0].detach().clone() for iteration in range(step.batches)]
     step.tables.renew_inputs()
-    after = [step.tables(iteration).detach() for iteration in range(step.batches)]
+    after = [step.tables.start(iteration)[0].detach() for iteration in range(step.batches)]
     assert all(torch.equal(one, two) for one, two in zip(before, after, strict=True))
     step.close()
 

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from steptime._build.dlrm.model import Dlrm
+from steptime._build.dlrm.model import Dlrm, Table
+from steptime._build.dlrm.plan import Plan
 from steptime.errors import InputError
 from steptime_lab.workloads.case import Case, build
 from steptime_lab.workloads.exchange import Exchange
@@ -29,6 +30,13 @@ PLANS = {
     "alternating": {"t0": 0, "t1": 1, "t2": 0, "t3": 1, "t4": 0},
     "lopsided": {"t0": 1, "t1": 1, "t2": 0, "t3": 1, "t4": 1},
     "one_rank_without_tables": dict.fromkeys(("t0", "t1", "t2", "t3", "t4"), 1),
+}
+ROWS, COPY = {"kind": "row_wise"}, {"kind": "data_parallel"}
+DIVIDED: dict[str, dict[str, Any]] = {
+    "by_rows": {"t0": ROWS, "t1": 1, "t2": ROWS, "t3": 0, "t4": 1},
+    "copied": {"t0": COPY, "t1": 1, "t2": 0, "t3": COPY, "t4": 0},
+    "no_table_on_a_rank": {"t0": ROWS, "t1": COPY, "t2": COPY, "t3": ROWS, "t4": ROWS},
+    "by_columns": {"t0": 0, "t1": [1, 0], "t2": [0, 1], "t3": ROWS, "t4": COPY},
 }
 
 
@@ -58,6 +66,13 @@ def _cases() -> dict[str, Case]:
                 name = f"{lookup}-{interaction}-{plan_name}"
                 config = replace(dlrm._small(lookup, interaction, 12), loss="mse" if interaction == "cat" else "bce").to_dict()
                 cases[name] = Case("dlrm", name, config, "fp32", 12, RANKS, plan=plan)
+        for plan_name, plan in DIVIDED.items():
+            for optimizer in ("sgd", "rowwise_adagrad"):
+                # Slices are no whole vectors; other plans meet by dot.
+                interaction = "cat" if plan_name == "by_columns" or optimizer == "sgd" else "dot"
+                config = replace(dlrm._small(lookup, interaction, 12), optimizer=optimizer).to_dict()
+                end = "-adagrad" if optimizer != "sgd" else ""
+                cases[f"{lookup}-{plan_name}{end}"] = Case("dlrm", plan_name, config, "fp32", 12, RANKS, plan=plan)
     return cases
 
 
@@ -95,12 +110,28 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield folder
 
 
+def _whole_tables(case: Case, seen: list[dict[str, Any]], when: str) -> list[tuple[Table, Any]]:
+    """Every table or slice of one as the ranks hold it, in the order in which the top MLP sees their columns."""
+    model = Dlrm.from_dict(case.config)
+    assert case.plan is not None
+    plan = Plan.from_dict(case.plan, model.tables, RANKS)
+    held = [iter(rank[when]["tables"]) for rank in seen]
+    found = [(table, next(held[rank])) for rank, tables in enumerate(plan.split(model.tables)) for table in tables]
+    for table in plan.of_kind(model.tables, "row_wise"):
+        found.append((table, torch.cat([next(rank) for rank in held])[: table.rows]))
+    for table in plan.of_kind(model.tables, "data_parallel"):
+        first, *others = (next(rank) for rank in held)
+        assert all((other - first).abs().max() < 1e-6 for other in others)  # copies stay alike
+        found.append((table, first))
+    return found
+
+
 def _plain(case: Case, seen: list[dict[str, Any]]) -> dict[str, Any]:
     """The whole model in one process, from the same weights, on the samples of all ranks, in plain operations."""
     model = Dlrm.from_dict(case.config)
-    assert case.plan is not None
-    order = [table for rank in range(RANKS) for table in model.tables if case.plan[table.name] == rank]
-    tables = [weight.clone().requires_grad_() for rank in seen for weight in rank["before"]["tables"]]
+    order, tables = zip(
+        *((table, rows.clone().requires_grad_()) for table, rows in _whole_tables(case, seen, "before")), strict=True
+    )
     bottom, top = ([weight.clone().requires_grad_() for weight in seen[0]["before"][part]] for part in ("bottom", "top"))
     squares = {weight: torch.zeros(len(weight), 1) for weight in tables if model.optimizer != "sgd"}
     for number in range(STEPS):
@@ -142,8 +173,7 @@ def _plain(case: Case, seen: list[dict[str, Any]]) -> dict[str, Any]:
 def test_sharded_training_equals_training_in_one_process(trained: Path, name: str) -> None:
     seen = [torch.load(trained / f"{name}-{rank}.pt", weights_only=True) for rank in range(RANKS)]
     expected = _plain(_cases()[name], seen)
-    learned = [weight for rank in seen for weight in rank["after"]["tables"]]
-    before = [weight for rank in seen for weight in rank["before"]["tables"]]
+    before, learned = ([rows for _, rows in _whole_tables(_cases()[name], seen, when)] for when in ("before", "after"))
     assert all((now != then).any() for now, then in zip(learned, before, strict=True))
     # Adagrad's small constant does not scale with the gradient, which is `RANKS` times as large where ranks are several.
     tolerance = 1e-4 if name.endswith("adagrad") else 2e-6

@@ -63,7 +63,7 @@ class Case:
     precision: str
     batch: int
     ranks: int
-    plan: dict[str, int] | None = None  # table -> rank; None where nothing is sharded
+    plan: dict[str, Any] | None = None  # of tables, as `Plan.from_dict` takes it; None where nothing is sharded
     task: str = ""  # what the case is one plan or one batch size of
     rule: str = ""  # what made the plan
 

@@ -18,6 +18,9 @@ from steptime_lab.workloads.table_batched.lookup import TableBatchedLookup
 from steptime_lab.workloads.table_batched.rowwise_adagrad import RowwiseAdagrad
 from steptime_lab.workloads.torch_arrays import side_by_side
 
+WEIGHTS = "weights"
+"""The shared buffer of tables and slices of them that one rank owns: large enough for any plan of these."""
+
 MOST_AT_BEST = 2 << 30
 """Elements beyond which the shared buffer is not made larger than a plan needs: 8 GiB on each of several ranks of one GPU."""
 
@@ -41,15 +44,20 @@ class Tables(Protocol):
 
 
 def tables_of(
-    model: Dlrm, tables: Sequence[Table], bags: Sequence[Sequence[Bags]], buffers: SharedBuffers, learning_rate: float
+    model: Dlrm,
+    tables: Sequence[Table],
+    bags: Sequence[Sequence[Bags]],
+    buffers: SharedBuffers,
+    learning_rate: float,
+    purpose: str = WEIGHTS,
 ) -> Tables:
-    """The given tables of a model; `bags` are their lookups, by iteration and table."""
+    """The given tables of a model; `bags` are their lookups, by iteration and table, `purpose` names their shared buffer."""
     if not tables:
         return NoTables(model.batch, buffers.device)
     kinds: dict[str, Callable[..., Tables]] = {"embedding_bag": PerTable, "table_batched": TableBatched}
     if model.lookup not in kinds:
         raise InputError(f"model {model.name}: lookup is {model.lookup!r}; expected one of {', '.join(kinds)}")
-    return kinds[model.lookup](model, tables, bags, buffers, learning_rate)
+    return kinds[model.lookup](model, tables, bags, buffers, learning_rate, purpose)
 
 
 class NoTables:
@@ -86,9 +94,10 @@ class PerTable:
         bags: Sequence[Sequence[Bags]],
         buffers: SharedBuffers,
         learning_rate: float,
+        purpose: str,
     ) -> None:
-        sizes = _sizes(tables)
-        buffer = _weights(model, tables, buffers)
+        sizes = sizes_of(tables)
+        buffer = _weights(model, tables, buffers, purpose)
         self.lookups = nn.ModuleList(
             nn.EmbeddingBag(
                 table.rows,
@@ -136,9 +145,10 @@ class TableBatched:
         bags: Sequence[Sequence[Bags]],
         buffers: SharedBuffers,
         learning_rate: float,
+        purpose: str,
     ) -> None:
         rows, dims = [table.rows for table in tables], [table.dim for table in tables]
-        buffer = _weights(model, tables, buffers)
+        buffer = _weights(model, tables, buffers, purpose)
         self.lookup = TableBatchedLookup(
             rows, dims, optimizer=model.optimizer, learning_rate=learning_rate, weights=buffer, device=buffers.device
         )
@@ -173,11 +183,12 @@ def _give_back(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def _weights(model: Dlrm, tables: Sequence[Table], buffers: SharedBuffers) -> torch.Tensor:
-    """The given tables' part of the shared buffer, which is made large enough for any other plan of the model."""
-    return buffers.floats("weights", sum(_sizes(tables)), at_best=min(sum(_sizes(model.tables)), MOST_AT_BEST))
+def _weights(model: Dlrm, tables: Sequence[Table], buffers: SharedBuffers, purpose: str) -> torch.Tensor:
+    """The given tables' part of a shared buffer, which is made large enough for any other plan of the model."""
+    at_best = min(sum(sizes_of(model.tables)), MOST_AT_BEST) if purpose == WEIGHTS else 0
+    return buffers.floats(purpose, sum(sizes_of(tables)), at_best=at_best)
 
 
-def _sizes(tables: Sequence[Table]) -> list[int]:
-    """Elements of the shared buffer from each table's start to the next one's."""
+def sizes_of(tables: Sequence[Table]) -> list[int]:
+    """Elements of a shared buffer from each table's start to the next one's."""
     return [-(table.rows * table.dim // -ALIGNMENT) * ALIGNMENT for table in tables]

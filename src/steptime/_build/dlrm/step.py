@@ -83,8 +83,6 @@ class _Step:
     def write(self) -> None:
         emit, tape = self._tape.emit, self._tape
         zero_grad(emit)
-        for tables, _ in self._sharded:
-            tables.clear()
         prediction = activation(tape, "sigmoid", self._top(self._interact(*self._bottom_and_lookups())))
         # Under autocast the prediction would be cast here; in fp32 it is not.
         emit.same_dtype(prediction, node=True)
@@ -100,9 +98,13 @@ class _Step:
         """The bottom MLP while rows are exchanged; what it meets then: columns of ranks, sums of rows, and of copies."""
         started = []
         for tables, exchange in self._sharded:
+            tables.clear()
             pooled = tables.look_up()
             started.append(pooled if exchange is None else exchange.start(pooled))
-        copied = [copies.look_up() for copies in self._copies]
+        copied = []
+        for copies in self._copies:
+            copies.clear()
+            copied.append(copies.look_up())
         dense = self._bottom(self._inputs)
         blocks: list[Tensor] = []
         for (_, exchange), tensor in zip(self._sharded, started, strict=True):
@@ -227,7 +229,7 @@ class RowExchangeOps:
     def start(self, pooled: Tensor) -> Tensor:
         """Starts to add the partial sums of all ranks, [global batch, columns]."""
         emit = self._tape.emit
-        with emit.write("ReduceScatter_Req", (pooled,), sequence=emit.sequence):
+        with emit.write("_Start", (pooled,), sequence=emit.sequence):
             summed = emit.new_empty(pooled, (self._local_batch, pooled.shape[1]))
             self._number = emit.reduce_scatter(summed, pooled)
 
@@ -235,12 +237,12 @@ class RowExchangeOps:
             emit.wait(self._number)
             return self._gradient
 
-        return self._tape.node("ReduceScatter_ReqBackward", (pooled,), summed, backward)
+        return self._tape.node("_StartBackward", (pooled,), summed, backward)
 
     def finish(self, summed: Tensor) -> tuple[Tensor, ...]:
         """Waits; the sums of this rank's samples."""
         emit, columns = self._tape.emit, summed.shape[1]
-        with emit.write("ReduceScatter_Wait", (summed,), sequence=emit.sequence):
+        with emit.write("_Finish", (summed,), sequence=emit.sequence):
             emit.wait(self._number)
             awaited = emit.detached(summed)
 
@@ -251,7 +253,7 @@ class RowExchangeOps:
             self._number = emit.all_gather(self._gradient, gradient)
             return gradient
 
-        return (self._tape.node("ReduceScatter_WaitBackward", (summed,), awaited, backward),)
+        return (self._tape.node("_FinishBackward", (summed,), awaited, backward),)
 
 
 class InteractionOps:

@@ -381,6 +381,10 @@ class CopyOps(TableOps):
         self._states = [tape.emit.tensor((table.rows,)) for table in tables] if adagrad else []
         self._reducer = Reducer(tape, self._lookups.parameters)
 
+    def clear(self) -> None:
+        """The optimiser drops the gradients of the step before."""
+        zero_grad(self._tape.emit, ROWWISE_ADAGRAD if self._states else "SGD")
+
     def look_up(self) -> Tensor:
         """Sums of looked-up rows of the rank's own samples, [local batch, summed dims]."""
         with self._reducer.forward():

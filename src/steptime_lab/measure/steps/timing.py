@@ -51,7 +51,7 @@ def lookups_json(case: Case, step: Step, group: Group) -> str | None:
     """
     names = [table["name"] for table in case.config.get("tables", ())]
     plan = case.plan or {}
-    mine = [name for name in names if plan.get(name, 0) == group.rank]
+    mine = [name for name in names if _first_rank(plan.get(name, 0)) == group.rank]
     iterations = [
         {
             name: [lookup.lookups, lookup.unique, [round(share, 4) or 0 for share in lookup.reuse]]
@@ -62,6 +62,13 @@ def lookups_json(case: Case, step: Step, group: Group) -> str | None:
     parts = [json.loads(text) for text in group.gather_text(json.dumps(iterations))]
     merged = [{name: lookup for part in parts for name, lookup in part[at].items()} for at in range(step.batches)]
     return json.dumps(merged, separators=(",", ":"), sort_keys=True) if any(merged) else None
+
+
+def _first_rank(placed: Any) -> int:
+    """The rank with a table's first shard; a kind alone is on every rank."""
+    if isinstance(placed, dict):
+        placed = placed.get("ranks", 0)
+    return int(placed[0] if isinstance(placed, list) else placed)
 
 
 # About a millisecond of calls that go through Python and the dispatcher and launch nothing.

@@ -1,4 +1,4 @@
-"""DLRM in hybrid parallelism: tables sharded by a plan, all_to_all both ways, data-parallel MLPs.
+"""DLRM in hybrid parallelism: tables divided by a plan and exchanged both ways, data-parallel MLPs.
 
 Columns of the exchanged lookups are in the order of ranks, not of tables: the top MLP is trained on whatever order it sees,
 so that putting them back would be work for nothing.
@@ -16,11 +16,11 @@ from torch import nn
 from torch.nn import functional
 
 from steptime._build.dlrm.model import Dlrm, Table
+from steptime._build.dlrm.plan import Plan
 from steptime._lookups.generators import Generator
 from steptime.errors import InputError
 from steptime_lab.workloads.case import Case, GroupLike, Workload
-from steptime_lab.workloads.dlrm_tables import tables_of
-from steptime_lab.workloads.exchange import Exchange
+from steptime_lab.workloads.divided_tables import RankTables
 from steptime_lab.workloads.shared_buffers import shared_buffers
 from steptime_lab.workloads.training import BATCHES, data_parallel, precision, random_source
 
@@ -48,19 +48,13 @@ class DlrmStep:
 
     def __init__(self, case: Case, group: GroupLike, device: torch.device) -> None:
         model = Dlrm.from_dict(case.config).with_batch(case.batch)
-        owned = _owned(model, case)
-        local = owned[group.rank]
+        plan = _plan(model, case)
         buffers = shared_buffers(device)
-        bags = [[buffers.bags(table.generator, case.batch, iteration) for table in local] for iteration in range(BATCHES)]
-        # Every rank's loss is a mean over its own samples: their gradients add up to `ranks` times that of the global mean.
-        # Adagrad divides by what the gradient was so far, and the factor with it.
-        scale = case.ranks if model.optimizer == "sgd" else 1
-        self.tables = tables_of(model, local, bags, buffers, LEARNING_RATE / scale)
-        widths = [sum(table.dim for table in tables) for tables in owned]
-        self._exchange = Exchange(widths, group.rank, case.local_batch) if case.ranks > 1 else None
+        self.tables = RankTables(model, plan, group, buffers, LEARNING_RATE)
         self.dense = _dense(model, group, device)
         self.batches = BATCHES
-        self._local, self._buffers, self._batch = local, buffers, case.batch
+        self._local = [table for table in model.tables if plan.placements[table.name].ranks[0] == group.rank]
+        self._buffers, self._batch = buffers, case.batch
         self._interact = Interaction(model, device)
         self._loss = functional.mse_loss if model.loss == "mse" else functional.binary_cross_entropy
         self._precision = precision(case, device)
@@ -89,18 +83,12 @@ class DlrmStep:
         self.tables.update()
 
     def _forward(self, number: int) -> torch.Tensor:
-        pooled = self.tables(number)
-        if self._exchange is None:
-            dense = self.dense.bottom(self.inputs[number])
-            blocks: tuple[torch.Tensor, ...] = (pooled,)
-        else:
-            received = self._exchange.start(pooled)
-            dense = self.dense.bottom(self.inputs[number])
-            blocks = self._exchange.finish(received)
-        return torch.sigmoid(self.dense.top(self._interact(dense, blocks)))
+        started = self.tables.start(number)
+        dense = self.dense.bottom(self.inputs[number])
+        return torch.sigmoid(self.dense.top(self._interact(dense, self.tables.finish(started))))
 
     def lookups(self, iteration: int) -> list[Statistics]:
-        """What this rank's tables look up in that iteration, in table order."""
+        """What all ranks look up in that iteration, in table order, in tables of which the first shard is here."""
         return [self._buffers.statistics(table.generator, self._batch, iteration % BATCHES) for table in self._local]
 
     def close(self) -> None:
@@ -108,6 +96,7 @@ class DlrmStep:
         self.dense.optimizer.zero_grad()
         self.inputs.clear()
         self.labels.clear()
+        self.tables.close()
         del self.tables, self.dense
 
 
@@ -163,20 +152,12 @@ def _small(lookup: str, interaction: str, batch: int) -> Dlrm:
     return Dlrm(f"small-{interaction}", batch, 13, (16, 8), (16, 1), tables, lookup=lookup, interaction=interaction)
 
 
-def _owned(model: Dlrm, case: Case) -> list[list[Table]]:
-    """The tables of every rank, in the model's order."""
-    plan = case.plan if case.plan is not None else dict.fromkeys((table.name for table in model.tables), 0)
+def _plan(model: Dlrm, case: Case) -> Plan:
+    """How the tables are divided, and on which ranks they are."""
     if case.ranks > 1 and case.plan is None:
         raise InputError(f"case {case.name}: {case.ranks} ranks and no plan; say which rank owns each table")
-    owned: list[list[Table]] = [[] for _ in range(case.ranks)]
-    for table in model.tables:
-        rank = plan.get(table.name, -1)
-        if not 0 <= rank < case.ranks:
-            raise InputError(
-                f"case {case.name}: the plan puts table {table.name} on rank {rank}; expected 0 to {case.ranks - 1}"
-            )
-        owned[rank].append(table)
-    return owned
+    placed = case.plan if case.plan is not None else dict.fromkeys((table.name for table in model.tables), 0)
+    return Plan.from_dict(placed, model.tables, case.ranks, f"case {case.name}: the plan")
 
 
 _DENSE: OrderedDict[tuple[object, ...], Dense] = OrderedDict()

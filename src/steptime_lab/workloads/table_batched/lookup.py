@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from steptime._lookups.workload import DENSE
 from steptime.errors import InputError
 from steptime_lab.workloads.table_batched import plain
 from steptime_lab.workloads.table_batched.layout import Layout
 
-OPTIMIZERS = ("sgd", "rowwise_adagrad")
+OPTIMIZERS = ("sgd", "rowwise_adagrad", DENSE)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -20,7 +21,8 @@ class TableBatchedLookup(torch.nn.Module):
 
     The backward pass updates the rows itself: all gradient of a row is summed, then the row changes once. `sgd` subtracts it
     times the learning rate; `rowwise_adagrad` keeps one fp32 per row, adds the mean of the squared sum to it and divides by
-    its root. The weights are therefore no parameter: they get no gradient, and data parallelism leaves them alone.
+    its root. The weights are therefore no parameter: they get no gradient, and data parallelism leaves them alone; with
+    `dense` they are one, and the backward pass leaves a gradient of all rows.
 
     `weights` may be a flat view of an existing buffer, at least `Layout.elements` long; otherwise it is made and drawn.
     """
@@ -48,7 +50,8 @@ class TableBatchedLookup(torch.nn.Module):
         if optimizer == "rowwise_adagrad":
             self.state = torch.zeros(sum(rows), dtype=torch.float32, device=place)
         # Autograd calls a backward pass only where an input wants a gradient; this one never gets any.
-        self._anchor = torch.zeros(0, device=place, requires_grad=True)
+        self.dense = optimizer == DENSE
+        self._anchor = torch.nn.Parameter(self.weights) if self.dense else torch.zeros(0, device=place, requires_grad=True)
 
     def forward(
         self, indices: torch.Tensor, offsets: torch.Tensor, per_sample_weights: torch.Tensor | None = None
@@ -77,6 +80,13 @@ class TableBatchedLookup(torch.nn.Module):
         lookups = (indices, offsets, scales)
         _implementation(self.weights).backward(self.weights, self.state, self.layout, lookups, gradient.contiguous(), rates)
 
+    def gradient(self, gradient: torch.Tensor, *lookups: Any) -> torch.Tensor:
+        """The gradient of all rows instead: an update of zeros by what is added to them, at a rate of -1."""
+        gradient = gradient.contiguous()
+        result = torch.zeros(self.weights.shape, device=self.weights.device)
+        _implementation(self.weights).backward(result, None, self.layout, lookups, gradient, (-1.0, self.eps))
+        return result
+
 
 class TableBatchedLookupFunction(torch.autograd.Function):
     """The op as a trace shows it: under this name forward, and with `Backward` behind it."""
@@ -96,9 +106,11 @@ class TableBatchedLookupFunction(torch.autograd.Function):
         return module.look_up(indices, offsets, scales)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None, None, None, None]:
-        """Updates the rows; there is no gradient to hand on."""
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None, None]:
+        """Updates the rows, and there is no gradient to hand on; or hands on that of all rows."""
         with torch.no_grad():
+            if ctx.module.dense:
+                return ctx.module.gradient(gradients[0], *ctx.saved_tensors), None, None, None, None
             ctx.module.update(gradients[0], *ctx.saved_tensors)
         return None, None, None, None, None
 

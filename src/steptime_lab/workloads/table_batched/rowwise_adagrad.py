@@ -1,4 +1,4 @@
-"""Row-wise Adagrad over sparse gradients, which PyTorch has no optimiser for: one number of state per row of a table."""
+"""Row-wise Adagrad, which PyTorch has no optimiser for: one number of state per row of a table."""
 
 from __future__ import annotations
 
@@ -13,13 +13,22 @@ class RowwiseAdagrad(torch.optim.Optimizer):
     """Adds the mean square of a row's gradient to the row's state and divides the gradient by its root.
 
     Rows looked up more than once have to be summed first, and how many distinct ones there are decides the size of
-    what follows: PyTorch's `coalesce` waits for the device to learn it, here as in the published DLRM.
+    what follows: PyTorch's `coalesce` waits for the device to learn it, here as in the published DLRM. Dense gradients are
+    those of all rows; `tables_of` then gives the tables, [rows, dim] each, that lie in a parameter or in its gradient.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, eps: float = 1e-8) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        lr: float,
+        eps: float = 1e-8,
+        tables_of: Callable[[torch.Tensor], list[torch.Tensor]] = lambda weight: [weight],
+    ) -> None:
         super().__init__(parameters, {"lr": lr, "eps": eps})
+        self._tables_of = tables_of
         for weight in self._weights():
-            self.state[weight]["sum"] = torch.zeros(len(weight), device=weight.device)
+            sums = [torch.zeros(len(rows), device=weight.device) for rows in tables_of(weight.detach())]
+            self.state[weight]["sum"] = sums
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Updates every row that has a gradient."""
@@ -28,15 +37,22 @@ class RowwiseAdagrad(torch.optim.Optimizer):
         with torch.no_grad():
             for weight in self._weights():
                 if weight.grad is not None:
-                    self._update(weight, weight.grad.coalesce())
+                    (self._update if weight.grad.is_sparse else self._update_all)(weight, weight.grad)
 
     def _update(self, weight: nn.Parameter, gradient: torch.Tensor) -> None:
-        group = self.param_groups[0]
+        group, gradient = self.param_groups[0], gradient.coalesce()
         rows, values = gradient.indices()[0], gradient.values()  # [distinct], [distinct, dim]
-        state: torch.Tensor = self.state[weight]["sum"]
+        state: torch.Tensor = self.state[weight]["sum"][0]
         state.index_add_(0, rows, values.square().mean(1))
         roots = state.index_select(0, rows).sqrt_().add_(group["eps"])
         weight.index_add_(0, rows, values / roots[:, None], alpha=-group["lr"])
+
+    def _update_all(self, weight: nn.Parameter, gradient: torch.Tensor) -> None:
+        group, parts = self.param_groups[0], (self._tables_of(weight), self._tables_of(gradient), self.state[weight]["sum"])
+        for rows, values, state in zip(*parts, strict=True):
+            state.add_(values.square().mean(1))
+            roots = state.sqrt().add_(group["eps"])
+            rows.add_(values / roots[:, None], alpha=-group["lr"])
 
     def _weights(self) -> list[Any]:
         return [weight for group in self.param_groups for weight in group["params"]]
