@@ -15,10 +15,13 @@ from steptime._platforms.platform import Platform, platform_parts
 from steptime._program.workload import Workload
 from steptime._report.answers import Prediction, Replayed
 from steptime._sim.modelled.prediction import predict_on
+from steptime._whatif.grammar import parse_all
 from steptime.errors import InputError
 
 if TYPE_CHECKING:
     from steptime._api.read import Source
+    from steptime._sim.prediction import PredictedStep
+    from steptime._whatif.grammar import Change
 
 # Whose models say how iterations of a recording differ that names no device.
 DEVICE = "h200"
@@ -38,6 +41,7 @@ def predict(
     lookups: str | Path | WorkloadLookups | None = None,
     calibration: str | Path | Calibration | None = None,
     strict: bool = False,
+    what_if: Sequence[str] = (),
 ) -> Prediction:
     """Predict the steady-state step of a workload, or of anything `read` takes.
 
@@ -45,8 +49,10 @@ def predict(
     predicted with the run's own durations, as recorded. `device`, `host` and `fabric` replace a component of it, `power_cap_w`
     is what each card may draw if not what its data sheet says. `batch`, `ranks` and `plan` are as for `read`. `lookups` says
     what ranks look up in their tables, `calibration` how fast the machine is (`steptime calibrate` writes it). `strict`: an op
-    without a model raises `UnsupportedError` instead of being a labelled guess.
+    without a model raises `UnsupportedError` instead of being a labelled guess. `what_if` are changes, as "matmul * 0.5": the
+    answer is the step with all of them, and its `what_if` says what each saves.
     """
+    changes = parse_all(what_if)
     workload = read(source, batch=batch, ranks=ranks, plan=plan, platform_ranks=platform_ranks(platform))
     if lookups is not None:
         looked_up = lookups if isinstance(lookups, WorkloadLookups) else WorkloadLookups.load(Path(lookups))
@@ -58,16 +64,25 @@ def predict(
         if workload.lookups is None:
             from steptime._sim.prediction import predict as predict_recorded
 
-            return Prediction.of(predict_recorded(workload))
+            return _answered(predict_recorded(workload), changes)
         from steptime._sim.recorded.lookup_scenarios import predict_iterations
 
-        return Prediction.of(predict_iterations(workload, workload.lookups, Device.load(str(device or DEVICE))))
+        return _answered(predict_iterations(workload, workload.lookups, Device.load(str(device or DEVICE))), changes)
     machine = platform_for(platform, workload.world_size, device=device, host=host, fabric=fabric)
     speed = calibration_for(calibration, machine)
     if power_cap_w is not None:
         # It goes before the one that the calibration found.
         machine, speed = replace(machine, device=machine.device.capped(power_cap_w)), replace(speed, power_cap_w=None)
-    return Prediction.of(predict_on(workload, machine, calibration=speed, strict=strict))
+    return _answered(predict_on(workload, machine, calibration=speed, strict=strict), changes)
+
+
+def _answered(step: PredictedStep, changes: Sequence[Change]) -> Prediction:
+    """The answer about a step, or about the step with changes."""
+    if not changes:
+        return Prediction.of(step)
+    from steptime._api.whatif import changed
+
+    return changed(step, changes)
 
 
 def replay(source: Source, *, measured: str | Path | None = None) -> Replayed:

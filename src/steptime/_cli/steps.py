@@ -62,6 +62,15 @@ def predict(
     ] = None,
     calibration: CalibrationFile = None,
     strict: Annotated[bool, Option("--strict", help="Fail on an op without a model instead of estimating it.")] = False,
+    what_if: Annotated[
+        list[str] | None,
+        Option(
+            "--what-if",
+            metavar="CHANGE",
+            help="What a change saves, as 'matmul * 0.5' or 'sync remove' (docs/whatif.md); may be given several times.",
+            show_default=False,
+        ),
+    ] = None,
     limit: Limit = None,
     expert_skew: ExpertSkew = None,
     json: Json = False,
@@ -75,6 +84,7 @@ def predict(
     from steptime._api.predict import predict as predicted
     from steptime._files import refuse_overwriting
     from steptime._report.text import print_prediction
+    from steptime._report.whatif import ChangedPrediction, print_changed
 
     skew_experts(expert_skew)
     outputs = {"--html": html, "--trace": trace}
@@ -89,6 +99,7 @@ def predict(
         lookups=lookups,
         calibration=calibration,
         strict=strict,
+        what_if=what_if or (),
     )
     if trace is not None:
         answer.trace(trace)
@@ -96,7 +107,10 @@ def predict(
         answer.html(html)
 
     def text(console: Console) -> None:
-        print_prediction(console, answer)
+        if isinstance(answer, ChangedPrediction):
+            print_changed(console, answer)
+        else:
+            print_prediction(console, answer)
         print_files(console, trace, html)
 
     show(json, answer.to_dict, text)

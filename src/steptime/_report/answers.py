@@ -43,11 +43,11 @@ class Prediction(PredictedStep):
 
     def to_dict(self) -> Document:
         """What `steptime predict --json` writes."""
-        return _plain(prediction_document(self))
+        return plain(prediction_document(self))
 
     def to_table(self) -> pa.Table:
         """A row for every rank, with what is known of the whole step in every row."""
-        return _table([{**_scalars(self.to_dict()), **rank} for rank in self.to_dict()["ranks"]])
+        return table_of([{**_scalars(self.to_dict()), **rank} for rank in self.to_dict()["ranks"]])
 
     def html(self, path: str | Path) -> None:
         """Writes the page of `steptime predict --html`."""
@@ -133,11 +133,11 @@ class Replayed:
         ]
         compared = {"steps": steps, "measured_step_ms": self.measured_step_ms, "error": self.error}
         unprofiled = None if self.unprofiled is None else asdict(self.unprofiled)
-        return _plain({**prediction_document(self.prediction), **compared, "unprofiled": unprofiled})
+        return plain({**prediction_document(self.prediction), **compared, "unprofiled": unprofiled})
 
     def to_table(self) -> pa.Table:
         """A row for every step."""
-        return _table(self.to_dict()["steps"])
+        return table_of(self.to_dict()["steps"])
 
     def html(self, path: str | Path) -> None:
         """Writes the page of the replayed timeline."""
@@ -183,7 +183,7 @@ class Sharding:
         """What `steptime shard --json` writes."""
         from steptime._report.shard.document import shard_document
 
-        return _plain(shard_document(self.searched, self.explained, self.platform.name))
+        return plain(shard_document(self.searched, self.explained, self.platform.name))
 
     def to_table(self) -> pa.Table:
         """A row for every plan: the best, its runners-up and the usual rules."""
@@ -193,7 +193,7 @@ class Sharding:
             for name, item in zip(("best", *map(str, range(2, 99))), (result["best"], *result["alternatives"]), strict=False)
         ]
         rules = [{"plan": name, "step_time_ms": step, "strategy": "rule"} for name, step in result["rules"].items()]
-        return _table([*plans, *rules])
+        return table_of([*plans, *rules])
 
     def html(self, path: str | Path) -> None:
         """Writes the page of `steptime shard --html`."""
@@ -205,7 +205,7 @@ class Sharding:
         """The best plan as TorchRec's ShardingPlan, plain values."""
         from steptime._build.dlrm.plan import torchrec_document
 
-        return _plain(torchrec_document(self.searched.best.plan, self.searched.task.tables))
+        return plain(torchrec_document(self.searched.best.plan, self.searched.task.tables))
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ class Predictions(Sequence[Prediction]):
             more: Document = {"interval_low_ms": low, "interval_high_ms": high}
             more |= {"peak_bytes": memory.get("peak_bytes"), "fits": memory.get("fits")}
             rows.append({**each.settings, **_scalars(each.prediction.to_dict()), **more})
-        return _table(rows)
+        return table_of(rows)
 
 
 def _begin_ns(played: Replay) -> int:
@@ -279,7 +279,7 @@ def settings_words(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items()) or "as it is"
 
 
-def _plain(document: Document) -> Document:
+def plain(document: Document) -> Document:
     """As reading the JSON back would give it."""
     plain: Document = json.loads(json.dumps(rounded(document), allow_nan=False))
     return plain
@@ -289,7 +289,7 @@ def _scalars(document: Document) -> Document:
     return {key: value for key, value in document.items() if not isinstance(value, dict | list)}
 
 
-def _table(rows: Sequence[Document]) -> pa.Table:
+def table_of(rows: Sequence[Document]) -> pa.Table:
     import pyarrow as pa
 
     return pa.Table.from_pylist(list(rows))

@@ -1,0 +1,171 @@
+"""What changes save of a step: each alone and all together, played by the one simulator, with how sure that is.
+
+A prediction's timeline holds the program and the durations of every rank. A what-if edits those and plays them again, so that
+whatever a change does to waiting, to the host that runs ahead and to other ranks follows from the same rules.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime._ops.families import WorkFamily, work_families
+from steptime._sim.core.steady import Steady, steady
+from steptime._sim.core.timing import Cohort
+from steptime._sim.explain.activity import Window
+from steptime._sim.prediction import PredictedStep, explain
+from steptime._units import ms
+from steptime._whatif.apply import Cohorts, applied
+from steptime._whatif.grammar import Change
+
+Floats = npt.NDArray[np.float64]
+Apply = Callable[[Change, Cohorts], Cohorts]
+
+DRAWS = 32
+LEVELS = (0.05, 0.95)
+# Intervals hold nine of ten: so many standard deviations of a normal to either side.
+_NINE_OF_TEN = 1.645
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What one change, or several together, save of the step."""
+
+    changes: tuple[str, ...]
+    before_ms: float
+    after_ms: float
+    interval_ms: tuple[float, float]  # of what is saved: holds nine of ten
+    bound_by: str  # after the change
+    path: Mapping[str, float]  # reason -> share of the critical path after the change
+
+    @property
+    def saves_ms(self) -> float:
+        """Of the step time; below zero where the change costs time."""
+        return self.before_ms - self.after_ms
+
+    @property
+    def share(self) -> float:
+        """Of the step before."""
+        return self.saves_ms / self.before_ms if self.before_ms else 0.0
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """A step before and after some changes."""
+
+    before: PredictedStep
+    after: PredictedStep  # with all changes
+    each: tuple[Saving, ...]  # every change alone
+    together: Saving
+
+
+class Scene:
+    """A predicted step whose pieces can be changed and played again."""
+
+    def __init__(self, prediction: PredictedStep, apply: Apply = applied) -> None:
+        self.prediction, self._apply = prediction, apply
+        self.cohorts: Cohorts = tuple(each.cohort for each in prediction.timeline.cohorts)
+        self.steps = max(1, *(len(cohort.program.steps) for cohort in self.cohorts))
+        self.before = self._play(self.cohorts)
+        self._error = _log_error(prediction)
+        self._drawn_before: Floats | None = None
+
+    def what_if(self, changes: Sequence[Change]) -> WhatIf:
+        """Every change alone, and all together."""
+        after, together = self.explained(changes)
+        each = [together] if len(changes) == 1 else [self.saving([change]) for change in changes]
+        return WhatIf(self.prediction, after, tuple(each), together)
+
+    def changed(self, changes: Sequence[Change], cohorts: Cohorts | None = None) -> Cohorts:
+        """The cohorts with all changes, made one after another."""
+        result = self.cohorts if cohorts is None else cohorts
+        for change in changes:
+            result = self._apply(change, result)
+        return result
+
+    def saves_ms(self, changes: Sequence[Change]) -> float:
+        """What changes save, and nothing else about them."""
+        return ms(self.before.period_ns[0] - self._play(self.changed(changes)).period_ns[0])
+
+    def saving(self, changes: Sequence[Change]) -> Saving:
+        """What changes save together."""
+        return self.explained(changes)[1]
+
+    def explained(self, changes: Sequence[Change]) -> tuple[PredictedStep, Saving]:
+        """The step with changes, and what they save together."""
+        result = self._play(self.changed(changes))
+        before_ns, after_ns = float(self.before.period_ns[0]), float(result.period_ns[0])
+        drawn_before, drawn_after = self._drawn(changes)
+        saved = drawn_before - drawn_after
+        interval = (
+            ms(min(np.quantile(saved, LEVELS[0]), before_ns - after_ns)),
+            ms(max(np.quantile(saved, LEVELS[1]), before_ns - after_ns)),
+        )
+        low, high = np.quantile(drawn_after, LEVELS)
+        after = self._explained(result, (ms(min(low, after_ns)), ms(max(high, after_ns))))
+        path = {kind.kind: kind.share for kind in after.critical_path.kinds}
+        texts = tuple(change.text for change in changes)
+        return after, Saving(texts, ms(before_ns), ms(after_ns), interval, after.bound_by, path)
+
+    def _explained(self, result: Steady, interval_ms: tuple[float, float]) -> PredictedStep:
+        base = self.prediction
+        explained = explain(
+            base.workload,
+            result.timeline,
+            Window(self.steps),
+            step_ns=float(result.period_ns[0]),
+            interval_ms=interval_ms,
+            complete=not base.workload.absent or base.platform is not None,
+            first_step_ms=ms(result.first_ns[0]),
+            warnings=base.warnings,
+        )
+        return replace(
+            explained,
+            platform=base.platform,
+            situation=base.situation,
+            coverage=base.coverage,
+            memory=base.memory,
+            peak_flop_per_s=base.peak_flop_per_s,
+        )
+
+    def _play(self, cohorts: Cohorts) -> Steady:
+        return steady(cohorts, queue_depth=self.prediction.timeline.queue_depth)
+
+    def _drawn(self, changes: Sequence[Change]) -> tuple[Floats, Floats]:
+        """The step before and after in every draw of what pieces may take instead, in nanoseconds."""
+        cohorts = tuple(self._with_draws(cohort) for cohort in self.cohorts)
+        if self._drawn_before is None:
+            self._drawn_before = self._play(cohorts).period_ns
+        return self._drawn_before, self._play(self.changed(changes, cohorts)).period_ns
+
+    def _with_draws(self, cohort: Cohort) -> Cohort:
+        """The host, every family and every kind of collective, each off by as much as the whole step may be."""
+        timing, program = cohort.timing, cohort.program
+        host = np.exp(self._error * _normal("host"))
+        names = [family.label for family in WorkFamily] + [each.kind for each in program.collectives]
+        drawn = np.exp(self._error * np.stack([_normal(name) for name in names]))
+        row = np.where(program.works.collective >= 0, len(WorkFamily) + program.works.collective, work_families(program))
+        changes = {
+            "gap_ns": timing.gap_ns[:, :, :1] * host,
+            "call_ns": timing.call_ns[:, :, :1] * host,
+            "duration_ns": timing.duration_ns[:, :, :1] * drawn[row][:, None, :],
+        }
+        whole: dict[str, Any] = {name: np.rint(values).astype(np.int64) for name, values in changes.items()}
+        return replace(cohort, timing=replace(timing, **whole))
+
+
+def _log_error(prediction: PredictedStep) -> float:
+    """The standard deviation of the logarithm that the interval of a step says."""
+    low, high = prediction.interval_ms
+    return math.log(high / low) / (2 * _NINE_OF_TEN) if 0 < low < high else 0.0
+
+
+def _normal(group: str) -> Floats:
+    """Draws of a standard normal, the same for a group in every answer."""
+    return np.random.default_rng(zlib.crc32(f"what if {group}".encode())).standard_normal(DRAWS)

@@ -1,0 +1,138 @@
+"""What-ifs: what texts mean, what a change does to a step, and what is said of texts that mean nothing."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import steptime
+from steptime._report.whatif import ChangedPrediction
+from steptime._whatif.grammar import Change, Target, parse, parse_all
+from steptime._whatif.savings import Scene
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@cache
+def scene(name: str, platform: str | None = None) -> Scene:
+    return Scene(steptime.predict(EXAMPLES / name, platform))
+
+
+def saves_ms(name: str, *texts: str, platform: str | None = None) -> float:
+    return scene(name, platform).saves_ms(parse_all(texts))
+
+
+@pytest.mark.parametrize(
+    ("text", "change"),
+    [
+        ("matmul * 0.5", Change("matmul * 0.5", "*", Target("matmul"), 0.5)),
+        (
+            "kernel:void foo<a, b> = 20us",
+            Change("kernel:void foo<a, b> = 20us", "=", Target("kernel", "void foo<a, b>"), 20_000),
+        ),
+        ("all-reduce  no-overlap", Change("all-reduce no-overlap", "no-overlap", Target("all_reduce"))),
+        ("rank:03 level", Change("rank:03 level", "level", Target("rank", "3"))),
+        ("TF32 on", Change("TF32 on", "tf32")),
+        ("optimizer fused", Change("optimizer fused", "optimizer", choice="fused")),
+        ("optimizer * .25", Change("optimizer * .25", "*", Target("optimizer"), 0.25)),
+        ("batch = 64", Change("batch = 64", "batch", amount=64, choice="=")),
+    ],
+)
+def test_a_text_means_a_change(text: str, change: Change) -> None:
+    assert parse(text) == change
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is no change"),
+        ("matmul", "is no change"),
+        ("matmul * fast", "is no change"),
+        ("matmul * 1e300", "at most"),
+        ("matmul = 3", "says no unit"),
+        ("host = 3us", "give a factor or remove"),
+        ("batch = 2.5", "whole number"),
+        ("batch = 3us", "batch = N"),
+        ("stream:7 remove", "kernel:NAME"),
+        ("rank:x level", "no number of a rank"),
+        ("matmul level", "rank:0 level"),
+        ("rank:1 remove", "rank:0 level"),
+    ],
+)
+def test_what_means_nothing_is_said_in_one_line(text: str, said: str) -> None:
+    with pytest.raises(steptime.InputError, match=r"^--what-if '") as raised:
+        parse(text)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "there"),
+    [
+        ("attention * 2", "matmul"),
+        ("kernel:nothing = 1us", "ncclDevKernel"),
+        ("op:nothing remove", "aten::"),
+        ("rank:9 * 2", "ranks: 0, 1"),
+    ],
+)
+def test_a_change_of_nothing_says_what_there_is(text: str, there: str) -> None:
+    with pytest.raises(steptime.InputError, match="there is") as raised:
+        saves_ms("h200_mps4_dlrm", text)
+    assert there in str(raised.value)
+
+
+@pytest.mark.parametrize(("name", "platform"), [("h200_mps4_dlrm", None), ("prefetch_sync", None), ("prefetch_sync", "1xh200")])
+def test_no_change_is_the_prediction_itself(name: str, platform: str | None) -> None:
+    assert saves_ms(name, "matmul * 1", platform=platform) == 0
+    base = scene(name, platform)
+    assert base.before.period_ns[0] / 1e6 == pytest.approx(base.prediction.step_time_ms, rel=1e-9)
+
+
+def test_a_faster_piece_never_costs_time_and_a_slower_one_never_saves() -> None:
+    for target in ("matmul", "host", "device", "communication", "op:aten::mm", "rank:1"):
+        assert saves_ms("h200_mps4_dlrm", f"{target} * 0.5") >= 0
+        assert saves_ms("h200_mps4_dlrm", f"{target} * 2") <= 0
+
+
+def test_everything_scaled_is_the_step_scaled() -> None:
+    base = scene("prefetch_sync")
+    saved = base.saves_ms(parse_all(["device * 0", "host * 0"]))
+    assert saved > 0.95 * base.prediction.step_time_ms  # what is left is latency and the distance of kernels
+    assert base.saves_ms(parse_all(["device remove", "host remove"])) >= saved
+
+
+def test_a_host_that_does_not_wait_runs_ahead() -> None:
+    base = scene("prefetch_sync")
+    alone, together = saves_ms("prefetch_sync", "sync remove"), saves_ms("prefetch_sync", "sync remove", "host remove")
+    assert 0 < alone <= together < base.prediction.step_time_ms
+
+
+def test_a_prediction_with_changes_is_the_changed_step_and_says_what_each_saves() -> None:
+    answer = steptime.predict(EXAMPLES / "h200_mps4_dlrm", what_if=["host * 0.8", "rank:0 level"])
+    assert isinstance(answer, ChangedPrediction)
+    found = answer.to_dict()
+    assert [each["change"] for each in found["changes"]] == ["host * 0.8", "rank:0 level"]
+    saved = found["before"]["step_time_ms"] - found["step_time_ms"]
+    assert saved == pytest.approx(found["together"]["saves_ms"], abs=2e-6)
+    for each in [*found["changes"], found["together"]]:
+        low, high = each["interval_ms"]
+        assert low <= each["saves_ms"] <= high
+
+
+def test_random_texts_are_changes_or_one_line() -> None:
+    pieces = [
+        "matmul", "host", "sync", "kernel:", "op:", "rank:", "all_reduce", "batch", "tf32", "on", "*", "=", "0.5", "1e9", "-1",
+        "us", "ms", "remove", "overlap", "no-overlap", "level", "cuda graph", "optimizer", "fused", ";", ":", "\x00", "é", "[",
+        "(?:", "aten::*", "?", "nan", "inf", "99999999999999999999", " ", "\n",
+    ]  # fmt: skip
+    rng, cohorts = random.Random(7), scene("prefetch_sync")
+    for _ in range(500):
+        text = " ".join(rng.choice(pieces) for _ in range(rng.randrange(1, 6)))
+        try:
+            cohorts.changed(parse_all([text]))
+        except steptime.InputError as error:
+            assert "\n" not in str(error)
+            assert len(str(error)) < 2000
