@@ -11,9 +11,13 @@ import pytest
 import torch
 
 from steptime._build.dlrm.model import Dlrm
+from steptime._build.dlrm.plan import Plan
+from steptime._build.dlrm.workload import check_kinds
 from steptime.errors import InputError
+from steptime_lab.measure.steps import cases_of
 from steptime_lab.workloads.case import Case, build, workloads
 from steptime_lab.workloads.cases import RANKS, small_cases, step_cases
+from steptime_lab.workloads.divided_cases import divided_cases
 from steptime_lab.workloads.published import published_models
 
 EVERY = [case for ranks in RANKS for case in (*step_cases(ranks), *small_cases(ranks))]
@@ -113,3 +117,27 @@ def test_an_unknown_workload_or_a_group_of_another_size_is_refused() -> None:
         build(Case.from_dict({**case, "workload": "alexnet"}), Alone(), torch.device("cpu"))
     with pytest.raises(InputError, match="2 ranks"):
         build(Case.from_dict({**case, "ranks": 2, "batch": 2}), Alone(), torch.device("cpu"))
+
+
+def test_every_way_to_divide_tables_is_tried_on_the_same_model() -> None:
+    cases = [case for ranks in (2, 4, 8) for case in divided_cases(ranks)]
+    assert len({case.name for case in cases}) == len(cases) >= 20
+    kinds: Counter[str] = Counter()
+    for case in cases:
+        model = Dlrm.from_dict(case.config)
+        assert case.plan is not None
+        plan = Plan.from_dict(case.plan, model.tables, case.ranks)
+        check_kinds(model, plan)
+        kinds.update(set(plan.kinds().values()))
+        assert (set(plan.kinds().values()) == {"table_wise"}) == (case.rule == "whole")
+    assert all(kinds[kind] >= 4 for kind in ("column_wise", "row_wise", "data_parallel"))
+    assert not {case.name for case in step_cases(4)} & {case.name for case in cases}
+
+
+def test_held_out_cases_are_timed_only_by_name() -> None:
+    usual = {case.name for case in cases_of(4, small=False, only=())}
+    assert not any(name.startswith("divided") for name in usual)
+    assert {case.name for case in cases_of(4, small=False, only=("timed", "divided"))} == {
+        case.name for case in divided_cases(4)
+    }
+    assert len(cases_of(2, small=False, only=("divided-bags-rows-r2",))) == 1

@@ -11,6 +11,7 @@ from steptime._build.dlrm.model import Dlrm
 from steptime._shard.rules import Machine, place
 from steptime.errors import InputError
 from steptime_lab.workloads.case import Case, workloads
+from steptime_lab.workloads.divided_cases import DIVIDED, divided_cases
 from steptime_lab.workloads.drawn_tasks import step_batches, step_tasks
 from steptime_lab.workloads.networks import bert, gpt2, inception_v3, resnet50, xlnet
 from steptime_lab.workloads.published import published_models, with_bags
@@ -45,6 +46,11 @@ def step_cases(ranks: int) -> tuple[Case, ...]:
         8: (_few_tasks(8),),
     }
     return tuple(case for group in groups[ranks] for case in group)
+
+
+def held_out_cases(ranks: int) -> dict[str, tuple[Case, ...]]:
+    """Cases of that many ranks that have no part in any model, by what `--only` calls them together."""
+    return {DIVIDED: divided_cases(ranks)}
 
 
 def small_cases(ranks: int) -> tuple[Case, ...]:

@@ -61,12 +61,18 @@ def phases(options: Options) -> Iterator[Phase]:
 
 
 def cases_of(ranks: int, *, small: bool, only: Sequence[str]) -> list[Case]:
-    """The cases of that many ranks; `only` names workloads or cases, or phases, which choose no cases."""
-    from steptime_lab.workloads.cases import small_cases, step_cases
+    """The cases of that many ranks; `only` names workloads or cases, or phases, which choose no cases.
+
+    Held-out cases are timed only where they, or all of them, are named.
+    """
+    from steptime_lab.workloads.cases import held_out_cases, small_cases, step_cases
 
     every = small_cases(ranks) if small else step_cases(ranks)
     named = {name for name in only if name not in (*KINDS, AGAIN)}
-    return [case for case in every if not named or case.workload in named or case.name in named]
+    chosen = [case for case in every if not named or case.workload in named or case.name in named]
+    for group, cases in ({} if small else held_out_cases(ranks)).items():
+        chosen += [case for case in cases if group in named or case.name in named]
+    return chosen
 
 
 def due(phase: Phase, cases: Sequence[Case], session: Session, options: Options) -> list[str]:
@@ -145,9 +151,13 @@ def run(session: Session, options: Options) -> None:
 def names(options: Options) -> list[str]:
     """What `--only` may name: phases, workloads, and the cases of the ranks that are asked."""
     from steptime_lab.workloads.case import workloads
+    from steptime_lab.workloads.cases import held_out_cases
 
     cases = [case.name for ranks in options.ranks for case in cases_of(ranks, small=options.small, only=())]
-    return [*KINDS, AGAIN, *workloads(), *cases]
+    held_out = [
+        (group, *(case.name for case in cases)) for ranks in options.ranks for group, cases in held_out_cases(ranks).items()
+    ]
+    return [*KINDS, AGAIN, *workloads(), *cases, *dict.fromkeys(name for group in held_out for name in group)]
 
 
 def _run_phase(

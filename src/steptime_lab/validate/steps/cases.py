@@ -10,17 +10,20 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from steptime._measurements.store import read
 from steptime._platforms.calibration import Calibration
 from steptime._platforms.machine_costs import MachineCosts
 from steptime._platforms.platform import Platform
 from steptime._sim.explain import bound
 from steptime_lab.fit.host import CALIBRATION
+from steptime_lab.measurements.sets import measured_set
 from steptime_lab.measurements.shipped import FILE_NAME, FOLDER, CasePrograms, read_programs, shipped
 
 # Ranks of a shipped case share one GPU: one of so many parts for each.
@@ -33,11 +36,12 @@ PLATFORMS = {
 
 
 class RunCalibrations:
-    """Of the runs that are shipped, each on the platform that its ranks were on."""
+    """Of the runs in a folder, the shipped ones if none is given, each on the platform that its ranks were on."""
 
-    def __init__(self) -> None:
-        self._host = _by_run(row for row in shipped("host").to_pylist() if row["source"] == CALIBRATION)
-        self._collectives = _by_run(shipped("collectives").to_pylist())
+    def __init__(self, folder: Path = FOLDER) -> None:
+        host, collectives = (read(folder, measured_set(name)).to_pylist() for name in ("host", "collectives"))
+        self._host = _by_run(row for row in host if row["source"] == CALIBRATION)
+        self._collectives = _by_run(collectives)
         self._known: dict[tuple[str, str, int], Calibration] = {}
 
     def of_step(self, row: Row) -> Calibration:

@@ -1,0 +1,134 @@
+"""DLRM steps under several ways to divide their tables, predicted and committed, then measured.
+
+`python benchmarks/h200/divided_steps.py predict FILE` predicts every case of `steptime_lab.workloads.divided_cases`, without a
+GPU. On one, `steptime measure steps --share-gpu --ranks 2,4,8 --only timed,divided -o DIR` times them. `... score FILE DIR`
+compares: errors as committed, and with the calibration that each group of ranks made of its own machine; of every model
+whether the kinds are in the order in which they were measured.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from steptime._build.dlrm.model import Dlrm
+from steptime._build.dlrm.workload import dlrm_workload
+from steptime._measurements.store import read
+from steptime._platforms.calibration import Calibration
+from steptime._program.workload import Workload
+from steptime._sim.modelled.prediction import interval_ns, predict_on
+from steptime._sim.modelled.step import modelled
+from steptime_lab.measurements.sets import STEPS
+from steptime_lab.validate.steps.cases import RunCalibrations, platform_of
+from steptime_lab.workloads.case import Case
+from steptime_lab.workloads.divided_cases import divided_cases
+
+RANKS = (2, 4, 8)
+Said = tuple[float, float, float]
+"""Milliseconds of a step, and the ends of their interval."""
+
+FLOOR = 0.0004
+TIED = 0.02
+"""Steps closer than this are in any order."""
+
+
+def cases() -> dict[str, Case]:
+    """All of them, by name."""
+    return {case.name: case for ranks in RANKS for case in divided_cases(ranks)}
+
+
+def workload_of(case: Case) -> Workload:
+    """The case as it is predicted."""
+    return dlrm_workload(Dlrm.from_dict(case.config).with_batch(case.batch), case.ranks, case.plan)
+
+
+def predict(file: Path) -> None:
+    """Writes what is predicted of every case, uncalibrated."""
+    found = {}
+    for name, case in cases().items():
+        said = predict_on(workload_of(case), platform_of(case.ranks))
+        found[name] = {
+            "step_time_ms": round(said.step_time_ms, 4),
+            "interval_ms": [round(end, 4) for end in said.interval_ms],
+            "bound_by": said.bound_by.partition(":")[0],
+        }
+    file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def score(file: Path, folder: Path) -> None:
+    """Prints every case with the errors, and of every model whether its plans are in order."""
+    committed, rows = json.loads(file.read_text(encoding="utf-8")), measured(folder)
+    taken = {name: median(row["time_ns"] for row in each) / 1e6 for name, each in rows.items()}
+    calibrations = RunCalibrations(folder)
+    told = {
+        "committed": {name: (committed[name]["step_time_ms"], *committed[name]["interval_ms"]) for name in taken},
+        "calibrated": {name: calibrated(cases()[name], calibrations.of_step(each[0])) for name, each in rows.items()},
+    }
+    for name, time_ms in taken.items():
+        shown = "  ".join(f"{said[name][0]:8.3f} {100 * (said[name][0] / time_ms - 1):+6.1f} %" for said in told.values())
+        print(f"{name:40s} {time_ms:8.3f}  {shown}")
+    for how, said in told.items():
+        print(f"{how}: {summary(taken, said)}")
+
+
+def measured(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The rows of every case, of one group of processes each."""
+    result: dict[str, list[dict[str, Any]]] = {}
+    for row in read(folder, STEPS).to_pylist():
+        result.setdefault(row["name"], []).append(row)
+    return result
+
+
+def calibrated(case: Case, calibration: Calibration) -> Said:
+    """What is predicted with the calibration that the processes made which then timed the case."""
+    step = modelled(workload_of(case), platform_of(case.ranks))
+    steady, _, clocks = step.powered(calibration)
+    low, high = interval_ns(step, steady, calibration, clocks)
+    return float(steady.period_ns[0]) / 1e6, low / 1e6, high / 1e6
+
+
+def summary(taken: Mapping[str, float], told: Mapping[str, Said]) -> str:
+    """Errors, intervals and order."""
+    errors = [told[name][0] / time_ms - 1 for name, time_ms in taken.items()]
+    gmae = math.exp(sum(math.log(abs(error) + FLOOR) for error in errors) / len(errors))
+    inside = sum(told[name][1] <= time_ms <= told[name][2] for name, time_ms in taken.items())
+    agree, regrets = [], []
+    for names in by_model(taken):
+        agree += ordered([(told[name][0], taken[name]) for name in names])
+        best = min(names, key=lambda name: told[name][0])
+        regrets.append(taken[best] / min(taken[name] for name in names) - 1)
+    told_regrets = ", ".join(f"{regret:.1%}" for regret in regrets)
+    return (
+        f"GMAE {gmae:.1%}, middle {median(errors):+.1%}, {inside} of {len(errors)} inside; {sum(agree)} of {len(agree)} pairs "
+        f"of plans further than {TIED:.0%} apart in order; the plan picked is {told_regrets} slower "
+        "than the fastest of its model"
+    )
+
+
+def by_model(taken: Mapping[str, float]) -> list[list[str]]:
+    """Names of the measured cases of every model."""
+    known = cases()
+    tasks = dict.fromkeys(known[name].task for name in taken)
+    return [[name for name in taken if known[name].task == task] for task in tasks]
+
+
+def ordered(pairs: Sequence[tuple[float, float]]) -> Iterator[bool]:
+    """Of every two plans that differ as measured, whether they do so as predicted."""
+    for one, other in combinations(pairs, 2):
+        if abs(math.log(one[1] / other[1])) > TIED:
+            yield (one[0] < other[0]) == (one[1] < other[1])
+
+
+def main(command: str, *given: str) -> Any:
+    """One of the two."""
+    return {"predict": predict, "score": score}[command](*map(Path, given))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
