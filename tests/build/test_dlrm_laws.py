@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.waits import needed_by_nobody
 
-from steptime._build.dlrm.model import INTERACTIONS, LOOKUPS, LOSSES, OPTIMIZERS, Dlrm, Table
-from steptime._build.dlrm.step import top_width
+from steptime._build.dlrm.model import DENSE_OPTIMIZERS, INTERACTIONS, LOOKUPS, LOSSES, OPTIMIZERS, PRECISIONS, Dlrm, Table
+from steptime._build.dlrm.step import parameter_count, top_width
 from steptime._build.dlrm.workload import dlrm_workload
 from steptime._lookups.generators import Generator
 from steptime._ops.waits import tensor_waits
@@ -39,6 +39,10 @@ def jobs(draw: st.DrawFn) -> tuple[Dlrm, Workload]:
         optimizer=draw(st.sampled_from(OPTIMIZERS)),
         interaction=interaction,
         loss=draw(st.sampled_from(LOSSES)),
+        precision=draw(st.sampled_from(PRECISIONS)),
+        dense_optimizer=draw(st.sampled_from(DENSE_OPTIMIZERS)),
+        cross_layers=draw(st.integers(1, 3)),
+        cross_rank=draw(st.none() | st.integers(2, 8)),
     )
     plan = {table.name: draw(st.integers(0, ranks - 1)) for table in tables}
     return model, dlrm_workload(model, ranks, plan)
@@ -88,6 +92,10 @@ def test_all_dense_parameters_are_reduced_once(job: tuple[Dlrm, Workload]) -> No
     model, found = job
     widths = (model.dense_features, *model.bottom), (top_width(model), *model.top)
     parameters = sum((before + 1) * after for some in widths for before, after in pairwise(some))
+    if model.interaction == "dcnv2":
+        width, rank = top_width(model), model.cross_rank
+        parameters += model.cross_layers * (width + (width * width if rank is None else 2 * rank * width))
+    assert parameters == parameter_count(model) - sum(table.rows * table.dim for table in model.tables)
     for program in by_rank(found):
         reduced = sum(one.bytes_in for one in program.collectives if one.kind == "all_reduce")
         assert reduced == (4 * parameters if found.world_size > 1 else 0)

@@ -133,6 +133,11 @@ def test_joining_one_tensor_copies_it() -> None:
     assert kernels(Call("aten::cat.default", ((TensorArg((64, 48), "float32", (1, 64)),), 1))) == [STRIDED]
 
 
+def test_tensors_of_several_dtypes_are_copied_to_their_places_one_by_one() -> None:
+    parts = (TensorArg((64, 16), "bfloat16"), TensorArg((64, 48)))
+    assert kernels(Call("aten::cat.default", (parts, 1))) == [STRIDED, STRIDED]
+
+
 def test_dense_bytes_are_copied_by_the_driver_and_narrowing_is_vectorised() -> None:
     full, half = fresh((64, 48), "float32"), fresh((64, 48), "bfloat16")
     assert [one.kernel for one in copies(full, full)] == [MEMCPY]

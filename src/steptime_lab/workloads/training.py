@@ -31,9 +31,22 @@ def data_parallel(model: nn.Module, group: GroupLike, device: torch.device) -> n
     return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
 
 
-def precision(case: Case, device: torch.device) -> AbstractContextManager[Any]:
+_AUTOCAST = {"bf16": torch.bfloat16, "bf16-autocast": torch.bfloat16, "fp16-autocast": torch.float16}
+
+
+def precision(name: str, device: torch.device) -> AbstractContextManager[Any]:
     """What the forward pass runs under."""
-    return torch.autocast(device.type, torch.bfloat16) if case.precision == "bf16" else nullcontext()
+    return torch.autocast(device.type, _AUTOCAST[name]) if name in _AUTOCAST else nullcontext()
+
+
+class Tf32(AbstractContextManager[None]):
+    """Products of float32 in TF32 while it lasts: the switch is the process's, and cases take turns."""
+
+    def __enter__(self) -> None:
+        torch.backends.cuda.matmul.allow_tf32 = True
+
+    def __exit__(self, *_: object) -> None:
+        torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def random_source(group: GroupLike, device: torch.device) -> torch.Generator:
@@ -59,7 +72,7 @@ class ModelStep:
         self.batches = len(inputs)
         self._inputs = list(inputs)
         self._loss = loss
-        self._precision = precision(case, device)
+        self._precision = precision(case.precision, device)
         self._device = device
         self._iteration = 0
 

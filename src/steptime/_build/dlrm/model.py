@@ -13,10 +13,11 @@ from steptime._lookups.table import TableStatistics
 KIND = "dlrm"
 LOOKUPS = ("embedding_bag", "table_batched")
 OPTIMIZERS = ("sgd", "rowwise_adagrad")
-DENSE_OPTIMIZERS = ("sgd",)
-INTERACTIONS = ("dot", "cat")
+DENSE_OPTIMIZERS = ("sgd", "adam", "adagrad", "sgd_fused", "adam_fused")
+INTERACTIONS = ("dot", "cat", "dcnv2")
 LOSSES = ("bce", "mse")
-PRECISIONS = ("fp32", "tf32")
+AUTOCAST = {"bf16-autocast": "bfloat16"}
+PRECISIONS = ("fp32", "tf32", *AUTOCAST)
 EXCHANGE_PRECISIONS = ("fp32",)
 PREFETCHES = ("none",)
 MOST_BATCH = 1 << 24

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
-from steptime._build.dlrm.model import Dlrm
+from steptime._build.dlrm.model import AUTOCAST, Dlrm
 from steptime._build.dlrm.tables import BagOps, CopyOps, LocalTable, NoTableOps, TableBatchedOps, TableOps, table_batched_sizes
 from steptime._build.emit.emitter import CONTIGUOUS, Emitter
-from steptime._build.emit.gradients import Reducer, sgd, step_of, zero_grad
-from steptime._build.emit.layers import activation, bmm, cat, linear
+from steptime._build.emit.gradients import Optimizer, Reducer
+from steptime._build.emit.layers import activation, add, bmm, cat, linear, mul
 from steptime._build.emit.losses import binary_cross_entropy, mse_loss
 from steptime._build.emit.tape import Gradients, Tape
-from steptime._build.emit.views import transpose, view
+from steptime._build.emit.views import to_dtype, transpose, view
 from steptime._build.emit.writer import is_contiguous, strides_of
 from steptime._program.program import Program, Tensor
 
@@ -48,7 +48,7 @@ _KEPT = 16
 def rank_program(model: Dlrm, local: LocalTables, widths: tuple[int, ...], rank: int) -> Program:
     """The step of a rank with these tables; `widths` are the columns (summed dims) of every rank's sharded tables."""
     emit = Emitter(rank=rank, world_size=len(widths), source=model.name, tf32=model.precision == "tf32")
-    _Step(Tape(emit), model, local, widths).write()
+    _Step(Tape(emit, AUTOCAST.get(model.precision, "")), model, local, widths).write()
     return emit.program()
 
 
@@ -76,21 +76,26 @@ class _Step:
         self._copies = [CopyOps(tape, model, local.copied, samples, LEARNING_RATE)] if local.copied else []
         self._interact = InteractionOps(tape, dot=model.interaction == "dot", tables=len(model.tables), dim=model.bottom[-1])
         self._bottom = _Mlp(tape, (model.dense_features, *model.bottom), last_is_linear=False)
-        self._top = _Mlp(tape, (top_width(model), *model.top), last_is_linear=True)
+        cross = _Cross(tape, top_width(model), model.cross_layers, model.cross_rank) if model.interaction == "dcnv2" else None
+        self._top = _Mlp(tape, (top_width(model), *model.top), last_is_linear=True, cross=cross)
+        self._optimizer = Optimizer(
+            emit, model.dense_optimizer, (*self._bottom.parameters, *self._top.parameters), LEARNING_RATE
+        )
         self._inputs = emit.tensor((samples, model.dense_features))
         self._labels = emit.tensor((samples, 1))
 
     def write(self) -> None:
         emit, tape = self._tape.emit, self._tape
-        zero_grad(emit)
+        self._optimizer.zero_grad()
         prediction = activation(tape, "sigmoid", self._top(self._interact(*self._bottom_and_lookups())))
-        # Under autocast the prediction would be cast here; in fp32 it is not.
-        emit.same_dtype(prediction, node=True)
+        if tape.autocast:
+            prediction = to_dtype(tape, prediction, "float32")
+        else:
+            emit.same_dtype(prediction, node=True)
         loss = (mse_loss if self._model.loss == "mse" else binary_cross_entropy)(tape, prediction, self._labels)
         tape.backward(loss)
         parameters = [*self._bottom.parameters, *self._top.parameters]
-        with step_of(emit):
-            sgd(emit, parameters, [tape.gradients[parameter.id or 0] for parameter in parameters], LEARNING_RATE)
+        self._optimizer.step([tape.gradients[parameter.id or 0] for parameter in parameters])
         for tables in (*self._copies, *(sharded for sharded, _ in self._sharded)):
             tables.update()
 
@@ -112,20 +117,44 @@ class _Step:
         return dense, (*blocks, *copied)
 
 
-class _Mlp:
-    """Linear layers with a ReLU between, and after the last unless told."""
+class _Cross:
+    """DCN v2's interaction, x -> x0 * (W (V x) + b) + x layer by layer, as TorchRec's `LowRankCrossNet`; full rank has no V."""
 
-    def __init__(self, tape: Tape, widths: Sequence[int], *, last_is_linear: bool) -> None:
-        self._tape, self._last_is_linear = tape, last_is_linear
+    def __init__(self, tape: Tape, width: int, layers: int, rank: int | None) -> None:
+        def weights(*shape: int) -> list[Tensor]:
+            return [tape.parameter(tape.emit.tensor(shape)) for _ in range(layers)]
+
+        self._tape = tape
+        self._narrow = [] if rank is None else weights(rank, width)
+        self._wide, self._biases = weights(width, rank or width), weights(width)
+        self.parameters = [*self._narrow, *self._wide, *self._biases]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        tape, first = self._tape, x
+        for layer, (wide, bias) in enumerate(zip(self._wide, self._biases, strict=True)):
+            inner = linear(tape, x, self._narrow[layer]) if self._narrow else x
+            x = add(tape, mul(tape, first, add(tape, linear(tape, inner, wide), bias)), x)
+        return x
+
+
+class _Mlp:
+    """Linear layers with a ReLU between, and after the last unless told; cross layers before them where there are some."""
+
+    def __init__(self, tape: Tape, widths: Sequence[int], *, last_is_linear: bool, cross: _Cross | None = None) -> None:
+        self._tape, self._last_is_linear, self._cross = tape, last_is_linear, cross
         self._layers = [
             (tape.parameter(tape.emit.tensor((after, before))), tape.parameter(tape.emit.tensor((after,))))
             for before, after in pairwise(widths)
         ]
         self.parameters = [parameter for layer in self._layers for parameter in layer]
+        if cross is not None:
+            self.parameters = [*cross.parameters, *self.parameters]
         self._reducer = Reducer(tape, self.parameters)
 
     def __call__(self, x: Tensor) -> Tensor:
         with self._reducer.forward():
+            if self._cross is not None:
+                x = self._cross(x)
             for number, (weight, bias) in enumerate(self._layers):
                 x = linear(self._tape, x, weight, bias)
                 if not self._last_is_linear or number + 1 < len(self._layers):
@@ -142,9 +171,12 @@ def top_width(model: Dlrm) -> int:
 
 
 def parameter_count(model: Dlrm) -> int:
-    """Weights and biases of both MLPs, and all rows of all tables."""
+    """Weights and biases of both MLPs and of cross layers, and all rows of all tables."""
     widths = (model.dense_features, *model.bottom), (top_width(model), *model.top)
     dense = sum((before + 1) * after for mlp in widths for before, after in pairwise(mlp))
+    if model.interaction == "dcnv2":
+        width = top_width(model)
+        dense += model.cross_layers * width * (1 + (width if model.cross_rank is None else 2 * model.cross_rank))
     return dense + sum(table.rows * table.dim for table in model.tables)
 
 
@@ -282,7 +314,7 @@ class InteractionOps:
     def _lower_triangle(self, products: Tensor) -> Tensor:
         emit, (pairs,) = self._tape.emit, self._rows.shape
         indices = (None, self._rows, self._columns)
-        picked = emit.tensor((products.shape[0], pairs))
+        picked = emit.tensor((products.shape[0], pairs), products.dtype)
         with emit.op("index", (products, indices), (picked,), node=True):
             emit.strided(products, picked.shape, (self._vectors**2, 0))
             for index in (self._rows, self._columns):

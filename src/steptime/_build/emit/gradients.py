@@ -4,9 +4,9 @@ Buckets are those of PyTorch from the second step on, when they were made anew i
 closes at 1 MiB, the others at 25 MiB, with the tensor that goes over still in (torch/csrc/distributed/c10d/reducer.cpp,
 `compute_bucket_assignment_by_size`; `kDefaultFirstBucketBytes` and the default of `bucket_cap_mb`).
 
-`adamw` and `sgd` are PyTorch's defaults on a GPU (foreach). fp16 weights are updated as by Megatron-LM and DeepSpeed: gradients
-are copied to fp32 and their norm is taken, the masters are updated, and the weights are copied from them. Row-wise Adagrad is
-that of `steptime_lab.workloads.table_batched.rowwise_adagrad`.
+Optimisers are PyTorch's defaults on a GPU (foreach), or fused. fp16 weights are updated as by Megatron-LM and DeepSpeed:
+gradients are copied to fp32 and their norm is taken, the masters are updated, and the weights are copied from them. Row-wise
+Adagrad is that of `steptime_lab.workloads.table_batched.rowwise_adagrad`.
 """
 
 from __future__ import annotations
@@ -101,9 +101,14 @@ def buckets_of(parameters: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
 # Optimisers
 
 # AdamW's coefficients and the bias corrections of a third step, rounded as traces are; no time depends on them.
-_DECAY, _FIRST, _SECOND, _EPSILON, _RATE = 1.0, 0.1, 0.999, 0.0, 0.0001
-_CORRECTION, _STEP_SIZE = 0.054745, -0.000185
-_SGD, _ADAMW = "SGD", "AdamW"
+_DECAY, _FIRST, _SECOND, _EPSILON, _RATE = 1.0, 0.1, 0.999, 0.0, 0.00005
+_CORRECTION, _FIRST_CORRECTION = 0.054745, 0.271
+_SGD = "SGD"
+# Optimisers by what configs call them: the class, and how many tensors like a parameter each keeps for it.
+_KINDS = {
+    "sgd": (_SGD, 0), "sgd_fused": (_SGD, 0), "adagrad": ("Adagrad", 1),
+    "adam": ("Adam", 2), "adam_fused": ("Adam", 2), "adamw": ("AdamW", 2), "adamw_fused": ("AdamW", 2),
+}  # fmt: skip
 ROWWISE_ADAGRAD = "RowwiseAdagrad"
 
 
@@ -142,14 +147,14 @@ def divided_rows(emit: Emitter, rows: Tensor, roots: Tensor) -> Tensor:
 class Optimizer:
     """Updates parameters in place; its state is there before the step."""
 
-    def __init__(self, emit: Emitter, kind: str, weights: Sequence[Tensor]) -> None:
-        self._emit, self._kind = emit, kind
+    def __init__(self, emit: Emitter, kind: str, weights: Sequence[Tensor], rate: float = _RATE) -> None:
+        self._emit, self._kind, self._rate = emit, kind, rate
         self._weights = tuple(weights)
         self._mixed = bool(weights) and weights[0].dtype == "float16"
         self._masters = self._like_masters() if self._mixed else self._weights
-        self._moments = (self._like_masters(), self._like_masters()) if kind != "sgd" else ((), ())
-        self._counts = tuple(emit.tensor((), device=None if kind == "adamw_fused" else "cpu") for _ in weights)
-        self._label = _SGD if kind == "sgd" else _ADAMW
+        self._label, moments = _KINDS[kind]
+        self._moments = tuple(self._like_masters() for _ in range(moments))
+        self._counts = tuple(emit.tensor((), device=None if kind.endswith("_fused") else "cpu") for _ in weights)
 
     def _like_masters(self) -> tuple[Tensor, ...]:
         like = ((each.shape, "float32" if self._mixed else each.dtype, each.strides) for each in self._weights)
@@ -161,8 +166,12 @@ class Optimizer:
 
     def step(self, gradients: Sequence[Tensor]) -> None:
         """Writes one update."""
-        emit, ways = self._emit, {"sgd": self._sgd, "adamw": self._adamw, "adamw_fused": self._fused}
-        update: Callable[[tuple[Tensor, ...]], None] = ways[self._kind]
+        emit = self._emit
+        ways: dict[str, Callable[[tuple[Tensor, ...]], None]] = {
+            "sgd": self._sgd, "sgd_fused": self._fused_sgd, "adagrad": self._adagrad, "adam": self._adam,
+            "adam_fused": self._fused_adam, "adamw": self._adam, "adamw_fused": self._fused_adam,
+        }  # fmt: skip
+        update = ways[self._kind]
         with step_of(emit, self._label):
             if not self._mixed:
                 update(tuple(gradients))
@@ -174,31 +183,61 @@ class Optimizer:
             emit.op("_foreach_copy_", (self._weights, self._masters, False))
 
     def _sgd(self, gradients: tuple[Tensor, ...]) -> None:
-        sgd(self._emit, self._masters, gradients, _RATE)
+        sgd(self._emit, self._masters, gradients, self._rate)
 
-    def _fused(self, gradients: tuple[Tensor, ...]) -> None:
+    def _fused_sgd(self, gradients: tuple[Tensor, ...]) -> None:
+        rest = (0.0, 0.0, self._rate, 0.0, False, False, False, None, None)
+        self._emit.op("_fused_sgd_", (self._masters, gradients, (), *rest))
+
+    def _fused_adam(self, gradients: tuple[Tensor, ...]) -> None:
         first, second = self._moments
         self._emit.op("_foreach_add_", (self._counts, 1))
-        rest = (_RATE, 0.9, 0.999, 0.01, _EPSILON, False, False, None, None)
-        self._emit.op("_fused_adamw_", (self._masters, gradients, first, second, (), self._counts, *rest))
+        decayed = self._kind == "adamw_fused"
+        rest = (self._rate, 0.9, 0.999, 0.01 if decayed else 0.0, _EPSILON, False, False, None, None)
+        name = "_fused_adamw_" if decayed else "_fused_adam_"
+        self._emit.op(name, (self._masters, gradients, first, second, (), self._counts, *rest))
 
-    def _adamw(self, gradients: tuple[Tensor, ...]) -> None:
+    def _adagrad(self, gradients: tuple[Tensor, ...]) -> None:
+        emit, (squares,), count = self._emit, self._moments, len(self._masters)
+        self._count_up()
+        self._read_counts()
+        emit.op("_foreach_addcmul_", (squares, gradients, gradients, 1))
+        roots = self._roots(squares)
+        emit.op("_foreach_add_", (roots, _EPSILON))
+        steps = tuple(emit.tensor(each.shape, each.dtype, strides=each.strides) for each in gradients)
+        with emit.op("_foreach_mul", (gradients, (-self._rate,) * count), (steps,)):
+            for each in steps:
+                emit.empty_strided(each)
+        emit.op("_foreach_addcdiv_", (self._masters, steps, roots, 1))
+
+    def _roots(self, squares: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        emit = self._emit
+        roots = tuple(emit.tensor(each.shape, each.dtype, strides=each.strides) for each in squares)
+        with emit.op("_foreach_sqrt", (squares,), (roots,)):
+            for each in roots:
+                emit.empty_strided(each)
+        return roots
+
+    def _adam(self, gradients: tuple[Tensor, ...]) -> None:
+        """Adam and AdamW, which lets weights decay first."""
         emit, (first, second), count = self._emit, self._moments, len(self._masters)
         self._count_up()
-        emit.op("_foreach_mul_", (self._masters, _DECAY))
+        if self._kind == "adamw":
+            emit.op("_foreach_mul_", (self._masters, _DECAY))
         emit.op("_foreach_lerp_", (first, gradients, _FIRST))
         emit.op("_foreach_mul_", (second, _SECOND))
         emit.op("_foreach_addcmul_", (second, gradients, gradients, round(1.0 - _SECOND, 6)))
-        for each in (*self._counts, *self._counts):  # once for each of the two bias corrections
-            with emit.op("item", (each,), (3.0,)):
-                emit.op("_local_scalar_dense", (each,), (3.0,))
-        roots = tuple(emit.tensor(each.shape, each.dtype, strides=each.strides) for each in second)
-        with emit.op("_foreach_sqrt", (second,), (roots,)):
-            for each in roots:
-                emit.empty_strided(each)
+        self._read_counts()
+        self._read_counts()  # once for each of the two bias corrections
+        roots = self._roots(second)
         emit.op("_foreach_div_", (roots, (_CORRECTION,) * count))
         emit.op("_foreach_add_", (roots, _EPSILON))
-        emit.op("_foreach_addcdiv_", (self._masters, first, roots, (_STEP_SIZE,) * count))
+        emit.op("_foreach_addcdiv_", (self._masters, first, roots, (round(-self._rate / _FIRST_CORRECTION, 6),) * count))
+
+    def _read_counts(self) -> None:
+        for each in self._counts:
+            with self._emit.op("item", (each,), (3.0,)):
+                self._emit.op("_local_scalar_dense", (each,), (3.0,))
 
     def _count_up(self) -> None:
         """One step more, counted on the host for every parameter."""

@@ -7,6 +7,7 @@ under autocast, which shows an op twice: around the casts of its arguments, and 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from steptime._build.emit.emitter import CONTIGUOUS, Emitter, compact_strides
@@ -105,8 +106,11 @@ def _product(emit: Emitter, left: Tensor, right: Tensor) -> Tensor:
 def bmm(tape: Tape, left: Tensor, right: Tensor) -> Tensor:
     """`torch.bmm`."""
     emit = tape.emit
-    saved_left, saved_right = tape.save(left), tape.save(right)
-    y = _batched(emit, left, right, node=True)
+    y = emit.tensor((left.shape[0], left.shape[1], right.shape[2]), tape.autocast or left.dtype)
+    with tape.casting("bmm", (left, right), y):
+        right, left = lowered(tape, right), lowered(tape, left)
+        saved_left, saved_right = tape.save(left), tape.save(right)
+        emit.op("bmm", (left, right), (y,), node=True)
 
     def backward(gradient: Tensor) -> Gradients:
         of_right = _batched(emit, emit.transposed(saved_left(), 1, 2), gradient)
@@ -115,8 +119,8 @@ def bmm(tape: Tape, left: Tensor, right: Tensor) -> Tensor:
     return tape.node("BmmBackward0", (left, right), y, backward)
 
 
-def _batched(emit: Emitter, left: Tensor, right: Tensor, *, node: bool = False) -> Tensor:
-    return emit.new("bmm", (left, right), (left.shape[0], left.shape[1], right.shape[2]), node=node)
+def _batched(emit: Emitter, left: Tensor, right: Tensor) -> Tensor:
+    return emit.new("bmm", (left, right), (left.shape[0], left.shape[1], right.shape[2]))
 
 
 # Elementwise
@@ -251,21 +255,20 @@ def dropout(tape: Tape, x: Tensor, probability: float) -> Tensor:
 
 
 def cat(tape: Tape, tensors: Sequence[Tensor]) -> Tensor:
-    """`torch.cat` of matrices side by side."""
+    """`torch.cat` of matrices side by side; one alone, and those of several dtypes, are copied one by one to their places."""
     emit, rows = tape.emit, tensors[0].shape[0]
-    y = emit.tensor((rows, sum(tensor.shape[1] for tensor in tensors)), tensors[0].dtype)
+    alike = len({tensor.dtype for tensor in tensors}) == 1
+    *starts, width = accumulate((tensor.shape[1] for tensor in tensors), initial=0)
+    y = emit.tensor((rows, width), tensors[0].dtype if alike else "float32")
     with emit.op("cat", (tuple(tensors), 1), (y,), node=True):
-        if len(tensors) == 1:
-            emit.sliced(y, 1, 0, y.shape[1], narrow=True)
+        for start, tensor in zip(starts, tensors, strict=True) if not alike or len(tensors) == 1 else ():
+            emit.sliced(y, 1, start, start + tensor.shape[1], narrow=True)
 
     def backward(gradient: Tensor) -> Gradients:
-        columns: list[Tensor | None] = []
-        start = 0
-        for tensor in tensors:
-            end = start + tensor.shape[1]
-            columns.append(emit.sliced(gradient, 1, start, end, narrow=True) if tape.needs(tensor) else None)
-            start = end
-        return tuple(columns)
+        return tuple(
+            emit.sliced(gradient, 1, start, start + tensor.shape[1], narrow=True) if tape.needs(tensor) else None
+            for start, tensor in zip(starts, tensors, strict=True)
+        )
 
     return tape.node("CatBackward0", tensors, y, backward)
 

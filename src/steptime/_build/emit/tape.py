@@ -257,13 +257,20 @@ class Tape:
             if parameter is not None:
                 for hook in node.hooks:
                     hook(self.gradients[_id(parameter)])
-            summed = [
-                gradient if gradient is None else self._summed(gradient, shape)
-                for gradient, shape in zip(results, node.shapes, strict=True)
+            fitting = [
+                gradient if gradient is None else self._fitted(gradient, shape, edge)
+                for gradient, shape, edge in zip(results, node.shapes, node.next, strict=True)
             ]
-            for edge, gradient in zip(node.next, summed, strict=True):
+            for edge, gradient in zip(node.next, fitting, strict=True):
                 if edge is not None:
                     self._arrive(*edge, gradient)
+
+    def _fitted(self, gradient: Tensor, shape: tuple[int, ...], edge: tuple[_Node, int] | None) -> Tensor:
+        """A gradient in the shape and dtype of what it is of (engine.cpp, validate_outputs: one after the other)."""
+        gradient = self._summed(gradient, shape)
+        if edge is None or gradient.dtype == edge[0].dtypes[edge[1]]:
+            return gradient
+        return self.emit.cast(gradient, edge[0].dtypes[edge[1]])
 
     def _summed(self, gradient: Tensor, shape: tuple[int, ...]) -> Tensor:
         """The gradient of what was broadcast: summed to the shape it had."""
@@ -278,9 +285,7 @@ class Tape:
         return self.emit.viewed(small, shape) if leading else small
 
     def _arrive(self, node: _Node, output: int, gradient: Tensor | None) -> None:
-        """Puts a gradient where its node will find it, in the dtype of what it is of; a second one is added to the first."""
-        if gradient is not None and gradient.dtype != node.dtypes[output]:
-            gradient = self.emit.cast(gradient, node.dtypes[output])
+        """Puts a gradient where its node will find it; a second one is added to the first."""
         held = node.arrived[output]
         if held is not None and gradient is not None:
             self._release(held)

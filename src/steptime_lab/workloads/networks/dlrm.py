@@ -7,6 +7,8 @@ so that putting them back would be work for nothing.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -17,12 +19,14 @@ from torch.nn import functional
 
 from steptime._build.dlrm.model import Dlrm, Table
 from steptime._build.dlrm.plan import Plan
+from steptime._build.dlrm.step import top_width
 from steptime._lookups.generators import Generator
 from steptime.errors import InputError
 from steptime_lab.workloads.case import Case, GroupLike, Workload
+from steptime_lab.workloads.cross_layers import CrossLayers
 from steptime_lab.workloads.divided_tables import RankTables
 from steptime_lab.workloads.shared_buffers import shared_buffers
-from steptime_lab.workloads.training import BATCHES, data_parallel, precision, random_source
+from steptime_lab.workloads.training import BATCHES, Tf32, data_parallel, precision, random_source
 
 if TYPE_CHECKING:
     from steptime._lookups.statistics import Statistics
@@ -36,7 +40,10 @@ KEPT_DENSE = 2
 
 @dataclass(frozen=True)
 class Dense:
-    """The data-parallel part: both MLPs, each wrapped as in the published DLRM, and one SGD over them."""
+    """The data-parallel part: both MLPs, each wrapped as in the published DLRM, and one optimiser over them.
+
+    Cross layers, where there are some, belong to the top.
+    """
 
     bottom: nn.Module
     top: nn.Module
@@ -57,7 +64,8 @@ class DlrmStep:
         self._buffers, self._batch = buffers, case.batch
         self._interact = Interaction(model, device)
         self._loss = functional.mse_loss if model.loss == "mse" else functional.binary_cross_entropy
-        self._precision = precision(case, device)
+        self._precision = precision(model.precision, device)
+        self._products = Tf32() if model.precision == "tf32" else nullcontext()
         source = random_source(group, device)
         shape = (case.local_batch, model.dense_features)
         self.inputs = [torch.randn(shape, device=device, generator=source) for _ in range(BATCHES)]
@@ -74,13 +82,14 @@ class DlrmStep:
         """Queues the next step."""
         number = self._iteration % BATCHES
         self._iteration += 1
-        self.dense.optimizer.zero_grad()
-        with self._precision:
-            prediction = self._forward(number)
-        loss = self._loss(prediction.float(), self.labels[number])
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.dense.optimizer.step()
-        self.tables.update()
+        with self._products:
+            self.dense.optimizer.zero_grad()
+            with self._precision:
+                prediction = self._forward(number)
+            loss = self._loss(prediction.float(), self.labels[number])
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.dense.optimizer.step()
+            self.tables.update()
 
     def _forward(self, number: int) -> torch.Tensor:
         started = self.tables.start(number)
@@ -170,14 +179,15 @@ def forget_dense() -> None:
 
 def _dense(model: Dlrm, group: GroupLike, device: torch.device) -> Dense:
     """The dense part of this shape: one that an earlier case left, or a new one. Every rank finds the same."""
-    pooled = sum(table.dim for table in model.tables)
-    vectors = len(model.tables) + 1
-    width = model.bottom[-1] + (vectors * (vectors - 1) // 2 if model.interaction == "dot" else pooled)
-    key = (group.ranks, device, model.dense_features, model.bottom, width, model.top)
+    width = top_width(model)
+    cross = (model.cross_layers, model.cross_rank) if model.interaction == "dcnv2" else None
+    key = (group.ranks, device, model.dense_features, model.bottom, width, model.top, cross, model.dense_optimizer)
     if key not in _DENSE:
         bottom = _mlp(model.dense_features, model.bottom, device, last_is_linear=False)
         top = _mlp(width, model.top, device, last_is_linear=True)
-        optimizer = torch.optim.SGD([*bottom.parameters(), *top.parameters()], lr=LEARNING_RATE)
+        if cross is not None:
+            top = nn.Sequential(CrossLayers(width, *cross, device), *top)
+        optimizer = _optimizer(model.dense_optimizer, [*bottom.parameters(), *top.parameters()])
         _DENSE[key] = Dense(data_parallel(bottom, group, device), data_parallel(top, group, device), optimizer)
     _DENSE.move_to_end(key)
     if len(_DENSE) > KEPT_DENSE:
@@ -190,6 +200,18 @@ def _mlp(inputs: int, widths: tuple[int, ...], device: torch.device, *, last_is_
     for before, after in pairwise((inputs, *widths)):
         layers += [nn.Linear(before, after, device=device), nn.ReLU()]
     return nn.Sequential(*(layers[:-1] if last_is_linear else layers))
+
+
+def _optimizer(name: str, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """As PyTorch has it by default, or fused."""
+    kind, _, fused = name.partition("_")
+    options = {"fused": True} if fused else {}
+    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "sgd": torch.optim.SGD,
+        "adam": torch.optim.Adam,
+        "adagrad": torch.optim.Adagrad,
+    }
+    return kinds[kind](parameters, lr=LEARNING_RATE, **options)
 
 
 WORKLOAD = Workload("dlrm", build, small_cases)

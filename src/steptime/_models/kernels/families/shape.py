@@ -115,6 +115,8 @@ def _joined(call: GpuCall) -> list[Launch]:
     if len(parts) == 1:
         return copies(fresh(parts[0].shape, parts[0].dtype), parts[0])
     axis = call.integer(1, 0) % (len(parts[0].shape) + (call.name == "stack"))
+    if call.name == "cat" and len({part.dtype for part in parts}) > 1:
+        return _copied_one_by_one(parts, axis)
     item = parts[0].item_bytes
     # What of each part lies in one piece in the result.
     runs = [math.prod(part.shape[axis:]) for part in parts]
@@ -143,6 +145,15 @@ def _joined(call: GpuCall) -> list[Launch]:
         written = fresh((count,), parts[0].dtype)
         results.append(Launch(kernel, count, (read,), (written,), facts, grids, "", parts[0].dtype))
     return results
+
+
+def _copied_one_by_one(parts: Sequence[Operand], axis: int) -> list[Launch]:
+    """Tensors of several dtypes: each is copied to its place in the widest of them (native/cuda/Shape.cu, cat_out_cuda)."""
+    widest = max(parts, key=lambda part: part.item_bytes).dtype
+    shape = list(parts[0].shape)
+    shape[axis] = sum(part.shape[axis] for part in parts)
+    strides = fresh(tuple(shape), widest).strides
+    return [launch for part in parts for launch in copies(replace(fresh(part.shape, widest), strides=strides), part)]
 
 
 def _laid_alike(parts: Sequence[Operand]) -> bool:

@@ -1,0 +1,86 @@
+"""The dense side of a DLRM: a built step has the device ops that PyTorch asks for in the same step, for every choice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.build.test_dlrm_program import as_drawn  # noqa: E402
+from tests.support.same_ops import same_device_ops, same_ops  # noqa: E402
+
+from steptime._build.dlrm.model import DENSE_OPTIMIZERS, INTERACTIONS, PRECISIONS, Dlrm  # noqa: E402
+from steptime._build.dlrm.step import LocalTables, rank_program  # noqa: E402
+from steptime._capture.capture import capture  # noqa: E402
+from steptime._lookups.generators import Bags, Generator  # noqa: E402
+from steptime._models.kernels.from_ops import questions_of  # noqa: E402
+from steptime._program.program import Program  # noqa: E402
+from steptime_lab.workloads.case import Case, build  # noqa: E402
+from steptime_lab.workloads.networks import dlrm  # noqa: E402
+from steptime_lab.workloads.shared_buffers import SharedBuffers  # noqa: E402
+from steptime_lab.workloads.torch_arrays import TorchArrays  # noqa: E402
+
+INNER = "not in the recorded program"  # inner ops of a GPU, which a capture does not show
+# How a capture shows that a table keeps its sparse gradient, which is no part of the dense side.
+OF_SPARSE = {
+    "aten::clone", "aten::empty", "aten::resize_", "aten::_indices", "aten::_values", "aten::is_coalesced",
+    "aten::_sparse_coo_tensor_unsafe", "aten::_sparse_coo_tensor_with_dims_and_tensors",
+}  # fmt: skip
+CHOICES = [
+    {"interaction": interaction, "precision": precision, "dense_optimizer": optimizer}
+    for interaction in INTERACTIONS
+    for precision in PRECISIONS
+    for optimizer in DENSE_OPTIMIZERS
+]
+
+
+class Alone:
+    """The group of a job of one rank."""
+
+    rank = 0
+    ranks = 1
+
+
+def bags(buffers: SharedBuffers, generator: Generator, batch: int, iteration: int) -> Bags:
+    """Lookups drawn on the CPU, since their number depends on what is drawn, and then moved."""
+    made = generator.bags(batch, iteration, TorchArrays(torch.device("cpu")))
+    return Bags(made.indices.to(buffers.device), made.offsets.to(buffers.device))
+
+
+def model_of(interaction: str = "dot", **changes: Any) -> Dlrm:
+    return replace(
+        dlrm._small("embedding_bag", "dot" if interaction == "dot" else "cat", 8), interaction=interaction, **changes
+    )
+
+
+@cache
+def both(model: Dlrm) -> tuple[Program, Program]:
+    """The step of one rank, built from the model, and captured from PyTorch's."""
+    case = Case("dlrm", "small", model.to_dict(), "fp32", model.batch, 1)
+    with patch.object(SharedBuffers, "bags", bags):
+        captured = capture(lambda: build(case, Alone(), torch.device("cuda", 0)), warm_up=2, name="small")
+    widths = (sum(table.dim for table in model.tables),)
+    return rank_program(model, LocalTables(as_drawn(captured, model, model.tables)), widths, 0), captured
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=["-".join(choice.values()) for choice in CHOICES])
+def test_every_choice_asks_for_the_device_work_that_pytorch_asks_for(choice: dict[str, str]) -> None:
+    ranked: dict[str, Any] = {"cross_rank": 4} if choice["interaction"] == "dcnv2" else {}
+    built, captured = both(model_of(**choice, **ranked))
+    asked = same_device_ops(built, captured, caches=False)
+    assert asked.differences == ()
+    assert asked.total > 40
+    # Around it the same calls in the same order, from Python and from autograd.
+    assert {one.name for one in same_ops(built, captured).differences if one.what != INNER} <= OF_SPARSE
+    assert not any(work.kind == "unknown" for work in questions_of(built))
+
+
+@pytest.mark.parametrize("changes", [{}, {"cross_layers": 1}, {"cross_layers": 2, "cross_rank": 8}])
+def test_cross_layers_of_any_number_and_rank(changes: dict[str, Any]) -> None:
+    built, captured = both(model_of("dcnv2", precision="bf16-autocast", **changes))
+    assert same_device_ops(built, captured, caches=False).differences == ()
