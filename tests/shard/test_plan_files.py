@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from steptime._build.dlrm.config import Overrides
-from steptime._build.dlrm.plan import Plan, read_plans, torchrec_document
+from steptime._build.dlrm.plan import Plan
+from steptime._build.dlrm.plan_files import read_plans, torchrec_document
 from steptime._build.dlrm.workload import dlrm_workload
 from steptime._platforms.platform import Platform
 from steptime._shard.configs import configured_in

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from tests.shard.additive import model_of
 
-from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, Division, torchrec_document
+from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, Division
+from steptime._build.dlrm.plan_files import torchrec_document
 
 types = pytest.importorskip("torchrec.distributed.types", reason="torchrec is not installed (with fbgemm-gpu-cpu)")
 

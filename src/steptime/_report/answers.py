@@ -203,7 +203,7 @@ class Sharding:
 
     def torchrec(self) -> Document:
         """The best plan as TorchRec's ShardingPlan, plain values."""
-        from steptime._build.dlrm.plan import torchrec_document
+        from steptime._build.dlrm.plan_files import torchrec_document
 
         return plain(torchrec_document(self.searched.best.plan, self.searched.task.tables))
 

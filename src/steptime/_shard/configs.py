@@ -7,7 +7,8 @@ from pathlib import Path
 
 from steptime._build.config import configured, read_config
 from steptime._build.dlrm.config import Constraints, DlrmConfig, Overrides
-from steptime._build.dlrm.plan import Plan, read_plans
+from steptime._build.dlrm.plan import Plan
+from steptime._build.dlrm.plan_files import read_plans
 from steptime._build.transformer.config import Transformer
 from steptime._program.workload import Workload
 from steptime._shard.rules import Machine, place

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from steptime._build.dlrm.plan import TABLE_WISE, Division, Plan, read_plans
+from steptime._build.dlrm.plan import TABLE_WISE, Division, Plan
+from steptime._build.dlrm.plan_files import read_plans
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime._shard.evaluator import Evaluator

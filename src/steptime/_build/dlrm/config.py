@@ -23,7 +23,8 @@ from steptime._build.dlrm.model import (
     Dlrm,
     Table,
 )
-from steptime._build.dlrm.plan import EVERYWHERE, KINDS, TABLE_WISE, USUAL_KINDS, Plan, plans_of, read_plans
+from steptime._build.dlrm.plan import EVERYWHERE, KINDS, TABLE_WISE, USUAL_KINDS, Plan
+from steptime._build.dlrm.plan_files import plans_of, read_plans
 from steptime._build.dlrm.workload import check_batch, check_kinds, dlrm_workload, generator_like, of_reuse
 from steptime._lookups import saved
 from steptime._lookups.generators import MOST_ROWS, Generator
