@@ -106,6 +106,13 @@ class Values:
             raise self.wrong(key, " or ".join(f'"{choice}"' for choice in choices))
         return str(value)
 
+    def switch(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self.values.get(key, default)
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true or false")
+        return value
+
     def widths(self, key: str) -> tuple[int, ...]:
         """Widths of layers."""
         value = self.values[key]

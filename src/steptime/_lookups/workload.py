@@ -17,13 +17,38 @@ from steptime.errors import InputError
 
 SCHEMA_VERSION = 1
 
-TABLE_BATCHED, EMBEDDING_BAG = "table_batched", "embedding_bag"
-# `nn.EmbeddingBag` (sparse and dense gradients), `nn.Embedding` (the same), and all tables of a rank in one launch.
-IMPLEMENTATIONS = (TABLE_BATCHED, EMBEDDING_BAG, "embedding_bag_dense", "embedding_sparse", "embedding_dense")
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-OPTIMIZERS = ("none", "sgd", "adagrad", "rowwise_adagrad")
+TABLE_BATCHED, EMBEDDING_BAG, FBGEMM = "table_batched", "embedding_bag", "fbgemm"
+# `nn.EmbeddingBag` (sparse and dense gradients), `nn.Embedding` (the same), and all tables of a rank in one launch: by the
+# project's own kernels, or by FBGEMM's split table-batched embeddings.
+IMPLEMENTATIONS = (TABLE_BATCHED, EMBEDDING_BAG, "embedding_bag_dense", "embedding_sparse", "embedding_dense", FBGEMM)
+TOGETHER = (TABLE_BATCHED, FBGEMM)
+"""Those that look up all tables of a rank in one launch."""
+
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+OPTIMIZERS = ("none", "sgd", "adagrad", "rowwise_adagrad", "adam")
+STATE_PER_WEIGHT = {"adagrad": 1, "adam": 2}
+"""Numbers that an optimiser keeps for every weight; row-wise Adagrad keeps one for every row, SGD none."""
+
+STATE_BYTES = 4
+"""Of each, whatever the type of the rows."""
+
+# Each row of 8-bit weights has a scale and a bias (FBGEMM, fbgemm_gpu/split_table_batched_embeddings_ops_common.py,
+# INT8_EMB_ROW_DIM_OFFSET).
+_OF_ROW_BYTES = {"int8": 8}
 DENSE = "dense"
 """In place of an optimiser: the backward pass leaves a gradient of all rows, and ops of the program update them."""
+
+
+def row_bytes(dim: int, dtype: str) -> int:
+    """Bytes of a row of so many elements."""
+    return dim * ITEM_BYTES[dtype] + _OF_ROW_BYTES.get(dtype, 0)
+
+
+def state_bytes(rows: int, dim: int, optimizer: str) -> int:
+    """Of an optimiser's state for a table."""
+    per_row = 1 if optimizer == "rowwise_adagrad" else STATE_PER_WEIGHT.get(optimizer, 0) * dim
+    return STATE_BYTES * rows * per_row
+
 
 _Made = TypeVar("_Made")
 _TEXTS = ("implementation", "optimizer", "dtype")

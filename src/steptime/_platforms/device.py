@@ -16,10 +16,13 @@ from steptime._models.kernels.call import flop_of, moved_bytes, precision_of
 from steptime._models.kernels.fitted import Answered, KernelModels
 from steptime._models.kernels.from_ops import warm_within_bytes
 from steptime._models.kernels.question import LaunchTime, Question
+from steptime._models.lookups.fbgemm import of_question
+from steptime._models.lookups.fbgemm_kernels import fbgemm_estimate
 from steptime._models.lookups.fitted import LookupEstimate, LookupModels, lookups_file
-from steptime._models.lookups.question import Lookup
+from steptime._models.lookups.question import BACKWARD, FBGEMM, Lookup
 from steptime._models.power.features import kernel_draw
 from steptime._models.power.model import KernelDraw, PowerModel, power_file, read_power
+from steptime._platforms.lookup_kin import KIN_FACTOR, by_nearest, nearest_measured
 from steptime._platforms.transfer import Transfer, carried_kind
 from steptime._units import dtype_bytes, dtype_name
 from steptime.errors import InputError, UnsupportedError
@@ -28,8 +31,6 @@ _PRODUCTS = "matmul"  # the family
 _MOST_POWER_W = 10_000.0
 # How far off a guess may be, to either side.
 FACTOR = 4.0
-# And how far the time of what was never measured itself, by the model of its kin.
-_KIN_FACTOR = 2.0
 # Tensor cores multiply all types of one byte at the rate of each other.
 _ONE_BYTE = "float8"
 
@@ -154,12 +155,27 @@ class Device:
     def lookup_estimates(self, lookups: Sequence[Lookup], *, strict: bool = False) -> list[LookupEstimate]:
         """What each lookup takes here. One beyond what was measured has a wide interval, or raises if `strict`."""
         placed = [self._placed(lookup) for lookup in lookups]
-        result = self._lookup_estimates(placed)
-        if self.transfer is not None:
-            result = self.transfer.lookups(placed, result)
+        fitted = iter(self._by_models([lookup for lookup in placed if lookup.implementation != FBGEMM]))
+        result = [self._by_data_sheet(lookup) if lookup.implementation == FBGEMM else next(fitted) for lookup in placed]
         if strict:
             self._refuse_lookups(lookups, result)
         return result
+
+    def measured(self, lookup: Lookup) -> bool:
+        """Whether a model fitted to such lookups on this very device answers."""
+        return self.transfer is None and lookup.implementation != FBGEMM and nearest_measured(lookup) is lookup
+
+    def _by_data_sheet(self, lookup: Lookup) -> LookupEstimate:
+        """FBGEMM's kernels: what they do is known, and no model was fitted to them."""
+        return fbgemm_estimate(of_question(lookup), self.limits, lookup.tables, backward=lookup.direction == BACKWARD)
+
+    def _by_models(self, placed: Sequence[Lookup]) -> list[LookupEstimate]:
+        if not placed:
+            return []
+        nearest = [nearest_measured(lookup) for lookup in placed]
+        fitted_on = self.limits if self.transfer is None else self.transfer.here
+        result = by_nearest(placed, nearest, self._lookup_estimates(nearest), fitted_on)
+        return result if self.transfer is None else self.transfer.lookups(placed, result)
 
     def _lookup_estimates(self, placed: Sequence[Lookup]) -> list[LookupEstimate]:
         """By its own models, and what those do not know by whoever stands in."""
@@ -207,7 +223,7 @@ class Device:
             low, high = self.models.residuals.interval_ns(answered.family, time_ns, self.limits.share)
             estimate = Estimate(time_ns, low, high, Source.FITTED, answer.inside)
         else:  # a form answers for it by what it has in common with what was measured
-            estimate = Estimate(time_ns, time_ns / _KIN_FACTOR, time_ns * _KIN_FACTOR, Source.ANALYTIC, inside=False)
+            estimate = Estimate(time_ns, time_ns / KIN_FACTOR, time_ns * KIN_FACTOR, Source.ANALYTIC, inside=False)
         if self.transfer is None:
             draw = self.draw(question, answered.family, time_ns, time_ns)
             return KernelEstimate(estimate, answer.launches, answered.family, draw=draw)

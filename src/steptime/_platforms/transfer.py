@@ -22,6 +22,8 @@ import numpy as np
 
 from steptime._hardware.device import DeviceLimits, Reached, TransferBasis
 from steptime._lookups.table import Floats, TableColumns, TableStatistics
+from steptime._lookups.workload import STATE_BYTES, STATE_PER_WEIGHT
+from steptime._lookups.workload import row_bytes as bytes_of_row
 from steptime._models.engine.constants import constants_of
 from steptime._models.estimate import Estimate, Source
 from steptime._models.kernels.call import Call, TensorArg, base_of, flop_of, moved_bytes, precision_of
@@ -32,7 +34,7 @@ from steptime._models.kernels.launches import Launch
 from steptime._models.kernels.question import LaunchTime, Question
 from steptime._models.lookups.caches import misses
 from steptime._models.lookups.fitted import LookupEstimate
-from steptime._models.lookups.question import EMBEDDING_BAG, FORWARD, ITEM_BYTES, TABLE_BATCHED, Lookup
+from steptime._models.lookups.question import EMBEDDING_BAG, FORWARD, TABLE_BATCHED, Lookup
 from steptime._ops.operations import PRODUCTS
 from steptime._ops.operations import TF32_BY_DEFAULT as CONVOLUTIONS
 from steptime.errors import InputError
@@ -45,8 +47,7 @@ _INDEX_BYTES = 8
 _SHORT_NS = 10_000.0  # below, kernels take what starting takes
 # Of a cache, what rows have beside indices and results: as bytes of measured steps stay in 30 of an H200's 50 MB.
 _KEPT = 0.6
-# Of a row of an optimiser's state, in rows; a rowwise one is a number.
-_STATE = {"none": 0.0, "sgd": 0.0, "adagrad": 1.0, "rowwise_adagrad": 0.0}
+_FLOAT_BYTES = 4
 _POOLED = (TABLE_BATCHED, EMBEDDING_BAG, "embedding_bag_dense")
 # Rows and columns of tiles, in the kernel names of libraries for both architectures.
 _TILE_SIZES = (
@@ -187,7 +188,7 @@ def lookup_works(lookups: Sequence[Lookup], cache_bytes: float) -> list[Work]:
     if not tables:
         return []
     columns = TableColumns.of(tables)
-    row_bytes = columns.dim * np.array([float(ITEM_BYTES[dtype]) for _, dtype, _ in places])
+    row_bytes = np.array([float(bytes_of_row(table.dim, dtype)) for table, (_, dtype, _) in zip(tables, places, strict=True)])
     together = np.array([float(count) for _, _, count in places])
     missed = misses(columns, _KEPT * cache_bytes / together / np.maximum(row_bytes, 1.0))
     results = []
@@ -199,13 +200,16 @@ def lookup_works(lookups: Sequence[Lookup], cache_bytes: float) -> list[Work]:
 
 def _work(lookup: Lookup, tables: TableColumns, row_bytes: Floats, missed: Floats) -> Work:
     looked_up = float(tables.lookups @ row_bytes)
-    results = float(row_bytes @ (tables.batch if lookup.implementation in _POOLED else tables.lookups))
+    # Table-batched lookups give single precision, whatever the type of the rows.
+    result_bytes = _FLOAT_BYTES * tables.dim if lookup.implementation == TABLE_BATCHED else row_bytes
+    results = float(result_bytes @ (tables.batch if lookup.implementation in _POOLED else tables.lookups))
     indices = float(_INDEX_BYTES * tables.lookups.sum())
     if lookup.direction == FORWARD:
         read = float(missed @ row_bytes)
         return Work(memory_bytes=read + results + indices, cache_bytes=max(looked_up - read, 0.0))
     # Gradients are read for every lookup, mostly from the cache; every distinct row is read and written, its state too.
-    updated = 2.0 * (1.0 + _STATE[lookup.optimizer]) * float(tables.unique @ row_bytes)
+    state_bytes = STATE_BYTES * STATE_PER_WEIGHT.get(lookup.optimizer, 0) * tables.dim  # a row-wise one is a number
+    updated = 2.0 * float(tables.unique @ (row_bytes + state_bytes))
     return Work(memory_bytes=results + indices + updated, cache_bytes=max(looked_up - results, 0.0))
 
 

@@ -19,7 +19,7 @@ from steptime._build.dlrm.plan import Division
 from steptime._build.dlrm.workload import dlrm_workload, table_lookups
 from steptime._models.collectives.message import KINDS, Messages
 from steptime._models.lookups.contention import Contention, LookupsTogether, row_bytes
-from steptime._models.lookups.question import BACKWARD, DIRECTIONS, FORWARD, TABLE_BATCHED
+from steptime._models.lookups.question import BACKWARD, DIRECTIONS, FORWARD
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.fabric import Fabric
 from steptime._platforms.platform import Platform
@@ -62,7 +62,8 @@ class Evaluator:
     """Evaluates plans of one model on one platform.
 
     Plans of table-batched lookups are evaluated together. With one `nn.EmbeddingBag` for each table hosts wait for the device
-    and every table launches its own kernels: such plans are played one by one, a few in a second.
+    and every table launches its own kernels, and tables of several kinds (precision, weighted, pooled) are looked up
+    kind by kind: such plans are played one by one, a few in a second.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Evaluator:
         their answers about some subsets of the tables, and pays for less than a thousand plans.
         """
         division = division or self._whole
-        if self.model.lookup != TABLE_BATCHED:
+        if not self.model.one_kernel:
             return self.simulate(rank_of, division)
         prepared = self._of_division(division)
         plans = checked(rank_of, len(prepared.shards), self.ranks)
@@ -143,7 +144,7 @@ class Evaluator:
             self._steps[everywhere],
             exchanges,
             contention,
-            {direction: row_bytes(known, direction, shards.optimizer) for direction in DIRECTIONS},
+            {direction: row_bytes(known, direction, shards.optimizer, shards.tables[0].dtype) for direction in DIRECTIONS},
         )
 
 
@@ -208,7 +209,7 @@ class Exchanges:
         cls, model: Dlrm, fabric: Fabric, ranks: int, calibration: Calibration = UNCALIBRATED, *, one_by_one: bool = True
     ) -> Exchanges:
         """Among the first ranks of a fabric: rows as 32-bit floats, every rank's part of the batch."""
-        sent = np.array([float(_FLOAT_BYTES * (model.batch // ranks) * table.dim) for table in model.tables])
+        sent = np.array([float(_FLOAT_BYTES * (model.batch // ranks) * table.columns) for table in model.tables])
         departures = ExchangeDepartures.of(fabric) if one_by_one else None
         return cls(fabric, ranks, sent, departures, calibration.wire.get(EXCHANGE, 1.0))
 

@@ -17,7 +17,7 @@ from steptime._build.dlrm.config import Doubt
 from steptime._build.dlrm.model import Table
 from steptime._build.dlrm.plan import EVERYWHERE, Plan
 from steptime._build.dlrm.workload import dlrm_workload, table_lookups
-from steptime._models.lookups.question import BACKWARD, FORWARD, TABLE_BATCHED, Lookup
+from steptime._models.lookups.question import BACKWARD, FORWARD, Lookup
 from steptime._shard.evaluator import Evaluator, of_timeline
 from steptime._shard.memory import memory_of, rank_limit
 from steptime._shard.search import Searched, search
@@ -199,7 +199,7 @@ def _doubted(searched: Searched, evaluator: Evaluator, doubt: Doubt) -> str:
 def reasons(best: PlacedShards, ranks: Sequence[RankLoad]) -> list[Reason]:
     """Of the largest tables: where else they could be, and what that would cost."""
     idle = np.argsort([item.forward_ns + item.backward_ns for item in ranks], kind="stable")
-    played = best.task.model.lookup != TABLE_BATCHED
+    played = not best.task.model.one_kernel
     large, others = (_PLAYED_LARGE, _PLAYED_ELSEWHERE) if played else (LARGE, _ELSEWHERE)
     tries: dict[int, list[tuple[int, int]]] = {}  # table -> shard and rank it is tried on
     for table in np.argsort(-_elements(best.task.tables), kind="stable")[:large].tolist():

@@ -8,7 +8,7 @@ found by asking the models about random subsets, from single tables to all of th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -29,7 +29,6 @@ Flags = npt.NDArray[np.bool_]
 Setting = tuple[str, str]
 """Direction, and what the other shares of the GPU do (`models.kernels.question.OTHERS`)."""
 
-_DTYPE = "float32"
 # Of so many tables all subsets are asked about: fewer than curves are put through.
 _FEW_TABLES = 10
 # Subsets that are asked about, and more of them for every table: with twice as many, times of random plans of the shipped tasks
@@ -56,7 +55,8 @@ class ExactLookups:
     def of(cls, model: Dlrm, device: Device, settings: Sequence[Setting]) -> ExactLookups:
         """Of a model's tables, or of the shards that stand in their place."""
         known = [table_lookups(table, model.batch) for table in model.tables]
-        pool = Pool(TableColumns.of(known), np.full(len(known), DTYPES.index(_DTYPE), dtype=np.intp))
+        dtype = DTYPES.index(model.tables[0].dtype)
+        pool = Pool(TableColumns.of(known), np.full(len(known), dtype, dtype=np.intp))
         return cls(model, device, pool, tuple(settings))
 
     def times(self, rank_of: npt.NDArray[np.integer], ranks: int) -> dict[Setting, Floats]:
@@ -91,10 +91,11 @@ class ExactLookups:
     def of_subsets(self, chosen: Flags, direction: str, others: Sequence[str]) -> Floats:
         """Of subsets, [subsets, tables], none of them empty, each beside what others do; ns."""
         optimizer = self.model.optimizer if direction == BACKWARD else "none"
-        if self.device.transfer is not None:  # a device whose models are another's is asked question by question
-            known = [table_lookups(table, self.model.batch) for table in self.model.tables]
+        like, known = self.model.tables[0], [table_lookups(table, self.model.batch) for table in self.model.tables]
+        every = Lookup(self.model.lookup, direction, tuple(known), optimizer, like.dtype, weighted=like.weighted)
+        if not self.device.measured(every):  # then it is asked question by question
             questions = [
-                Lookup(TABLE_BATCHED, direction, tuple(known[at] for at in np.flatnonzero(item)), optimizer, others=other)
+                replace(every, tables=tuple(known[at] for at in np.flatnonzero(item)), others=other)
                 for item, other in zip(chosen, others, strict=True)
             ]
             return np.array([item.estimate.time_ns for item in self.device.lookup_estimates(questions)])
@@ -106,8 +107,8 @@ class ExactLookups:
             member=np.nonzero(chosen)[1],
             starts=np.append(0, np.cumsum(chosen.sum(axis=1))),
             optimizer=np.full(count, OPTIMIZERS.index(optimizer), dtype=np.intp),
-            dtype=np.full(count, DTYPES.index(_DTYPE), dtype=np.intp),
-            weighted=np.zeros(count, dtype=np.bool_),
+            dtype=np.full(count, DTYPES.index(like.dtype), dtype=np.intp),
+            weighted=np.full(count, like.weighted),
             warm=np.zeros(count, dtype=np.bool_),
             share=np.full(count, float(share)),
             others=np.array([OTHERS.index(other if share > 1 else "none") for other in others], dtype=np.intp),

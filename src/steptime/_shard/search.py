@@ -14,7 +14,6 @@ import numpy as np
 
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.plan import Plan
-from steptime._models.lookups.question import TABLE_BATCHED
 from steptime._platforms.platform import Platform
 from steptime._shard.divisions import TaskDivisions
 from steptime._shard.evaluator import Evaluator, check_shards
@@ -140,7 +139,7 @@ def _further(divisions: TaskDivisions, first: Search, gained: float, only: Seque
 
 def usual_evaluations(model: Dlrm, ranks: int) -> int:
     """Plans that a search may ask for where nobody says: some seconds of them."""
-    if model.lookup != TABLE_BATCHED:
+    if not model.one_kernel:
         return _PLAYED_EVALUATIONS
     usual = min(EVALUATIONS, _EVALUATIONS_OF_A_PLACE * len(model.tables) * ranks)
     every = count_plans(len(model.tables), ranks)

@@ -20,6 +20,7 @@ from steptime._build.dlrm.model import (
     OPTIMIZERS,
     PRECISIONS,
     PREFETCHES,
+    TABLE_DTYPES,
     Dlrm,
     Table,
 )
@@ -30,6 +31,7 @@ from steptime._lookups import saved
 from steptime._lookups.generators import MOST_ROWS, Generator
 from steptime._lookups.statistics import REUSE_BINS
 from steptime._lookups.table import TableStatistics
+from steptime._lookups.workload import TOGETHER
 from steptime._program.program import MOST_RANKS
 from steptime._program.workload import Workload
 from steptime.errors import InputError
@@ -41,6 +43,7 @@ _KEYS = (
     *_REQUIRED,
     "lookup",
     "optimizer",
+    "table_precision",
     "interaction",
     "loss",
     "precision",
@@ -55,7 +58,7 @@ _KEYS = (
     "constraints",
 )
 _TABLE_REQUIRED = ("name", "rows", "dim", "pooling_factor")
-_TABLE_KEYS = (*_TABLE_REQUIRED, "statistics", "skew")
+_TABLE_KEYS = (*_TABLE_REQUIRED, "statistics", "skew", "precision", "weighted", "pooled")
 _TEXT, _WHOLE = ((str,), "a name"), ((int,), "a whole number")
 _NUMBER, _SWITCH = ((int, float), "a number"), ((bool,), "true or false")
 _SKEW_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
@@ -240,10 +243,41 @@ def check_model(model: Dlrm, where: str) -> None:
                 f'{where}: interaction "dot" takes vectors of one length: bottom ends in {model.bottom[-1]}, table '
                 f'{other.name!r} has dim {other.dim}; make them equal, or interaction = "cat"'
             )
-    if model.lookup == "table_batched":
+    if model.lookup in TOGETHER:
         odd = next((table for table in model.tables if table.dim % 4), None)
         if odd is not None:
-            raise InputError(f'{where}: table {odd.name!r} has dim {odd.dim}; lookup "table_batched" expects a multiple of 4')
+            raise InputError(f'{where}: table {odd.name!r} has dim {odd.dim}; lookup "{model.lookup}" expects a multiple of 4')
+    _check_tables(model, where)
+
+
+def _check_tables(model: Dlrm, where: str) -> None:
+    """Refuses tables that no such lookup has."""
+    for table in model.tables:
+        unusual = [
+            text
+            for text, there in (
+                (f'precision "{table.precision}"', table.precision != "fp32"),
+                ("weighted = true", table.weighted),
+                ("pooled = false", not table.pooled),
+            )
+            if there
+        ]
+        if unusual and model.lookup not in TOGETHER:
+            raise InputError(
+                f'{where}: table {table.name!r} has {unusual[0]}, which lookup "{model.lookup}" is not built with; '
+                'lookup = "table_batched" or "fbgemm"'
+            )
+        whole = table.pooling_factor == round(table.pooling_factor) >= 1 and table.generator.lengths == "fixed"
+        if not table.pooled and not whole:
+            raise InputError(
+                f"{where}: table {table.name!r} is not pooled, with {table.pooling_factor:g} lookups a sample of "
+                f'"{table.generator.lengths}" lengths; expected whole sequences: pooling_factor 1 or more, lengths "fixed"'
+            )
+    if model.lookup not in TOGETHER and model.optimizer not in ("sgd", "rowwise_adagrad"):
+        raise InputError(
+            f'{where}: optimizer "{model.optimizer}" is not built with lookup "{model.lookup}"; "sgd" or "rowwise_adagrad", or '
+            'lookup = "table_batched" or "fbgemm"'
+        )
 
 
 def _constraints(section: Values) -> Constraints:
@@ -268,7 +302,8 @@ def _tables(section: Values, batch: int, folder: Path) -> tuple[Table, ...]:
     result = section.values["tables"]
     if not isinstance(result, list) or not result or not all(isinstance(table, Mapping) for table in result):
         raise section.wrong("tables", "one or more [[tables]]")
-    tables = tuple(_table(table, index, section.where, batch, folder) for index, table in enumerate(result))
+    precision = section.choice("table_precision", tuple(TABLE_DTYPES), "fp32")
+    tables = tuple(_table(table, index, section.where, batch, folder, precision) for index, table in enumerate(result))
     check_names(tables, section.where)
     return tables
 
@@ -280,7 +315,7 @@ def check_names(tables: Sequence[Table], where: str) -> None:
         raise InputError(f"{where}: table {twice!r} is there twice; expected every name once")
 
 
-def _table(values: Mapping[str, Any], index: int, where: str, batch: int, folder: Path) -> Table:
+def _table(values: Mapping[str, Any], index: int, where: str, batch: int, folder: Path, precision: str) -> Table:
     name = values.get("name")
     section = Values(values, f"{where}, table {name!r}" if isinstance(name, str) else f"{where}, tables[{index}]")
     section.expect(_TABLE_KEYS, _TABLE_REQUIRED)
@@ -289,11 +324,16 @@ def _table(values: Mapping[str, Any], index: int, where: str, batch: int, folder
     if ("skew" in values) == ("statistics" in values):
         text = "has both skew and statistics" if "skew" in values else "has neither skew nor statistics"
         raise InputError(f"{section.where}: {text}; expected one of them")
+    other: dict[str, Any] = {
+        "precision": section.choice("precision", tuple(TABLE_DTYPES), precision),
+        "weighted": section.switch("weighted", False),
+        "pooled": section.switch("pooled", True),
+    }
     if "skew" in values:
-        return Table(name, dim, _generator(section.table("skew"), rows, pooling, index))
+        return Table(name, dim, _generator(section.table("skew"), rows, pooling, index), **other)
     counted = _statistics(section, rows, dim, pooling, batch, folder)
     like = generator_like(rows, pooling, counted.batch, counted.unique, index)
-    return Table(name, dim, like, counted)
+    return Table(name, dim, like, counted, **other)
 
 
 def _generator(section: Values, rows: int, pooling: float, index: int) -> Generator:

@@ -9,10 +9,14 @@ from typing import Any
 from steptime._lookups import saved
 from steptime._lookups.generators import Generator
 from steptime._lookups.table import TableStatistics
+from steptime._lookups.workload import TOGETHER, row_bytes, state_bytes
 
 KIND = "dlrm"
-LOOKUPS = ("embedding_bag", "table_batched")
-OPTIMIZERS = ("sgd", "rowwise_adagrad")
+LOOKUPS = ("embedding_bag", "table_batched", "fbgemm")
+OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
+TABLE_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
+"""What tables may be kept in, by their names in configs."""
+
 DENSE_OPTIMIZERS = ("sgd", "adam", "adagrad", "sgd_fused", "adam_fused")
 INTERACTIONS = ("dot", "cat", "dcnv2")
 LOSSES = ("bce", "mse")
@@ -32,6 +36,9 @@ class Table:
     dim: int
     generator: Generator  # rows, pooling factor, skew, locality, seed
     statistics: TableStatistics | None = None  # counted of real lookups; the generator then draws what is like them
+    precision: str = "fp32"  # of the rows; sums of rows are fp32
+    weighted: bool = False  # a weight for every lookup
+    pooled: bool = True  # else every row that a sample looks up goes on by itself
 
     @property
     def rows(self) -> int:
@@ -44,9 +51,24 @@ class Table:
         return self.generator.pooling
 
     @property
+    def dtype(self) -> str:
+        """Of its rows."""
+        return TABLE_DTYPES[self.precision]
+
+    @property
+    def sequence(self) -> int:
+        """Rows that go on for every sample where they are not summed; 0 where they are."""
+        return 0 if self.pooled else round(self.pooling_factor)
+
+    @property
+    def columns(self) -> int:
+        """Elements that go on for every sample."""
+        return self.dim * (self.sequence or 1)
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of its weights in fp32."""
-        return 4 * self.rows * self.dim
+        """Bytes of its weights."""
+        return self.rows * row_bytes(self.dim, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +98,14 @@ class Dlrm:
     prefetch: str = "none"  # what of the next batch runs beside this one: none | inputs | lookups
 
     def state_bytes(self, table: Table) -> int:
-        """Of the optimiser, for one of the tables or a slice of one: row-wise Adagrad keeps a number a row."""
-        return 4 * table.rows if self.optimizer == "rowwise_adagrad" else 0
+        """Of the optimiser, for one of the tables or a slice of one."""
+        return state_bytes(table.rows, table.dim, self.optimizer)
+
+    @property
+    def one_kernel(self) -> bool:
+        """Whether one kernel looks up all tables of a rank, whichever they are."""
+        kinds = {(table.precision, table.weighted, table.sequence) for table in self.tables}
+        return self.lookup in TOGETHER and len(kinds) == 1
 
     def with_batch(self, batch: int) -> Dlrm:
         """The same model on another global batch."""
@@ -110,13 +138,19 @@ _DEFAULTS = {each.name: each.default for each in fields(Dlrm)}
 _LATER_KEYS = ("precision", "dense_optimizer", "cross_layers", "cross_rank", "exchange_precision", "prefetch")
 
 
+_TABLE_USUAL: dict[str, Any] = {"precision": "fp32", "weighted": False, "pooled": True}
+
+
 def _table_to_dict(table: Table) -> dict[str, Any]:
-    """Statistics only where there are some: stored measurements know their models by this text."""
-    plain = {"name": table.name, "dim": table.dim, "generator": table.generator.to_dict()}
-    return plain if table.statistics is None else {**plain, "statistics": saved.to_dict(table.statistics)}
+    """Statistics and other than usual values only where there are some: stored measurements know their models by this text."""
+    plain: dict[str, Any] = {"name": table.name, "dim": table.dim, "generator": table.generator.to_dict()}
+    if table.statistics is not None:
+        plain["statistics"] = saved.to_dict(table.statistics)
+    return {**plain, **{key: getattr(table, key) for key, usual in _TABLE_USUAL.items() if getattr(table, key) != usual}}
 
 
 def _table_from_dict(values: dict[str, Any]) -> Table:
     where = f"Table {values['name']}"
     counted = saved.from_dict(values["statistics"], where) if "statistics" in values else None
-    return Table(values["name"], int(values["dim"]), Generator.from_dict(values["generator"]), counted)
+    other = {key: values[key] for key in _TABLE_USUAL if key in values}
+    return Table(values["name"], int(values["dim"]), Generator.from_dict(values["generator"]), counted, **other)

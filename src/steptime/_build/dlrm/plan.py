@@ -64,9 +64,8 @@ class Shard:
         if slices == 1:
             return whole
         counted = None if whole.statistics is None else replace(whole.statistics, dim=self.columns)
-        return Table(
-            f"{whole.name}[{self.first_column}:{self.first_column + self.columns}]", self.columns, whole.generator, counted
-        )
+        name = f"{whole.name}[{self.first_column}:{self.first_column + self.columns}]"
+        return replace(whole, name=name, dim=self.columns, statistics=counted)
 
 
 @dataclass(frozen=True, slots=True)

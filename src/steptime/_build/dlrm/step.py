@@ -11,13 +11,14 @@ all_gather, as in TorchRec (torchrec.distributed.comm_ops: `ReduceScatter_Req`, 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from steptime._build.dlrm.model import AUTOCAST, Dlrm
-from steptime._build.dlrm.tables import BagOps, CopyOps, LocalTable, NoTableOps, TableBatchedOps, TableOps, table_batched_sizes
+from steptime._build.dlrm.rank_tables import CopyOps, groups_of, table_ops
+from steptime._build.dlrm.tables import LocalTable, TableOps
 from steptime._build.emit.emitter import CONTIGUOUS, Emitter
 from steptime._build.emit.gradients import Optimizer, Reducer
 from steptime._build.emit.layers import activation, add, bmm, cat, linear, mul
@@ -52,15 +53,6 @@ def rank_program(model: Dlrm, local: LocalTables, widths: tuple[int, ...], rank:
     return emit.program()
 
 
-def what_is_written(model: Dlrm, local: Sequence[LocalTable]) -> Hashable:
-    """What the program of a rank depends on, of its tables: ranks for which it is equal do the same."""
-    if model.lookup == "table_batched":
-        return table_batched_sizes(local)
-    if model.optimizer == "rowwise_adagrad":
-        return tuple(local)
-    return tuple((table.rows, table.dim, table.indices) for table in local)
-
-
 class _Step:
     def __init__(self, tape: Tape, model: Dlrm, local: LocalTables, widths: Sequence[int]) -> None:
         emit, ranks = tape.emit, len(widths)
@@ -69,12 +61,12 @@ class _Step:
         self._sharded: list[tuple[TableOps, ColumnExchangeOps | RowExchangeOps | None]] = []
         if any(widths):
             exchange = ColumnExchangeOps(tape, widths, samples) if ranks > 1 else None
-            self._sharded.append((_tables(tape, model, local.sharded, ranks), exchange))
+            self._sharded.append((table_ops(tape, model, local.sharded, ranks, LEARNING_RATE), exchange))
         if local.row_wise:
             row_exchange = RowExchangeOps(tape, samples) if ranks > 1 else None
-            self._sharded.append((_tables(tape, model, local.row_wise, ranks), row_exchange))
-        self._copies = [CopyOps(tape, model, local.copied, samples, LEARNING_RATE)] if local.copied else []
-        self._interact = InteractionOps(tape, dot=model.interaction == "dot", tables=len(model.tables), dim=model.bottom[-1])
+            self._sharded.append((table_ops(tape, model, local.row_wise, ranks, LEARNING_RATE), row_exchange))
+        self._copies = [CopyOps(tape, model, group, samples, LEARNING_RATE) for group in groups_of(local.copied)]
+        self._interact = InteractionOps(tape, dot=model.interaction == "dot", tables=_vectors(model), dim=model.bottom[-1])
         self._bottom = _Mlp(tape, (model.dense_features, *model.bottom), last_is_linear=False)
         cross = _Cross(tape, top_width(model), model.cross_layers, model.cross_rank) if model.interaction == "dcnv2" else None
         self._top = _Mlp(tape, (top_width(model), *model.top), last_is_linear=True, cross=cross)
@@ -162,12 +154,17 @@ class _Mlp:
         return x
 
 
+def _vectors(model: Dlrm) -> int:
+    """That tables give the interaction: every row of a sequence is one."""
+    return sum(table.sequence or 1 for table in model.tables)
+
+
 def top_width(model: Dlrm) -> int:
     """Columns that the top MLP sees."""
     if model.interaction == "dot":
-        vectors = len(model.tables) + 1
+        vectors = _vectors(model) + 1
         return model.bottom[-1] + vectors * (vectors - 1) // 2
-    return model.bottom[-1] + sum(table.dim for table in model.tables)
+    return model.bottom[-1] + sum(table.columns for table in model.tables)
 
 
 def parameter_count(model: Dlrm) -> int:
@@ -178,17 +175,6 @@ def parameter_count(model: Dlrm) -> int:
         width = top_width(model)
         dense += model.cross_layers * width * (1 + (width if model.cross_rank is None else 2 * model.cross_rank))
     return dense + sum(table.rows * table.dim for table in model.tables)
-
-
-def _tables(tape: Tape, model: Dlrm, local: Sequence[LocalTable], ranks: int) -> TableOps:
-    if not local:
-        return NoTableOps(tape, model.batch)
-    adagrad = model.optimizer == "rowwise_adagrad"
-    if model.lookup == "table_batched":
-        return TableBatchedOps(tape, local, model.batch, adagrad=adagrad)
-    # Every rank's loss is a mean over its own samples, so that gradients of tables add up to so many times the mean's.
-    # Adagrad divides by what the gradient was so far, and the factor with it.
-    return BagOps(tape, local, model.batch, LEARNING_RATE if adagrad else LEARNING_RATE / ranks, adagrad=adagrad)
 
 
 # Where vectors meet

@@ -13,7 +13,8 @@ import numpy as np
 
 from steptime._build.dlrm.model import KIND, MOST_BATCH, Dlrm, Table
 from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, EVERYWHERE, ROW_WISE, Plan
-from steptime._build.dlrm.step import LocalTables, parameter_count, rank_program, what_is_written
+from steptime._build.dlrm.rank_tables import groups_of, what_is_written
+from steptime._build.dlrm.step import LocalTables, parameter_count, rank_program
 from steptime._build.dlrm.tables import LocalTable
 from steptime._build.emit.writer import GROUP
 from steptime._lookups.estimated import expected_statistics, scaled
@@ -21,12 +22,19 @@ from steptime._lookups.generators import Generator
 from steptime._lookups.spectrum import Spectrum, grid, of_rows, of_spectrum, of_statistics, with_totals
 from steptime._lookups.statistics import QUANTILES, REUSE_EDGES, Lengths, Statistics, tally_of_offsets
 from steptime._lookups.table import TableStatistics
-from steptime._lookups.workload import DENSE, TABLE_BATCHED, RankLookups, StepLookups, WorkloadLookups
+from steptime._lookups.workload import (
+    DENSE,
+    TABLE_BATCHED,
+    TOGETHER,
+    RankLookups,
+    StepLookups,
+    WorkloadLookups,
+    row_bytes,
+    state_bytes,
+)
 from steptime._program.program import Program
 from steptime._program.workload import Description, UnnamedMemory, Workload
 from steptime.errors import InputError
-
-_FLOAT_BYTES = 4
 
 
 def dlrm_workload(model: Dlrm, ranks: int = 1, plan: Plan | Mapping[str, Any] | None = None) -> Workload:
@@ -66,31 +74,46 @@ def dlrm_workload(model: Dlrm, ranks: int = 1, plan: Plan | Mapping[str, Any] | 
 
 
 @dataclass(frozen=True)
-class _RankTables:
-    """The statistics of what one rank looks up, by how the tables are divided."""
+class _Held:
+    """A table, a part or a copy of one on a rank, and what is looked up in it."""
 
-    sharded: tuple[TableStatistics, ...]
-    row_wise: tuple[TableStatistics, ...]
-    copied: tuple[TableStatistics, ...]
+    table: Table
+    lookups: TableStatistics
+
+    @property
+    def local(self) -> LocalTable:
+        """As the program has it."""
+        found, table = self.lookups, self.table
+        return LocalTable(found.rows, found.dim, found.lookups, found.unique, table.dtype, table.weighted, table.sequence)
+
+    @property
+    def nbytes(self) -> int:
+        """Of its weights."""
+        return self.lookups.rows * row_bytes(self.lookups.dim, self.table.dtype)
+
+
+@dataclass(frozen=True)
+class _RankTables:
+    """What one rank holds and looks up, by how the tables are divided."""
+
+    sharded: tuple[_Held, ...]
+    row_wise: tuple[_Held, ...]
+    copied: tuple[_Held, ...]
 
     @classmethod
     def of(cls, model: Dlrm, plan: Plan, owned: Sequence[Table]) -> _RankTables:
         """Of a rank that owns these shards."""
         by_rows, copied = (plan.of_kind(model.tables, kind) for kind in (ROW_WISE, DATA_PARALLEL))
         return cls(
-            tuple(table_lookups(table, model.batch) for table in owned),
-            tuple(row_share(table_lookups(table, model.batch), plan.ranks) for table in by_rows),
-            tuple(table_lookups(table, model.batch // plan.ranks) for table in copied),
+            tuple(_Held(table, table_lookups(table, model.batch)) for table in owned),
+            tuple(_Held(table, row_share(table_lookups(table, model.batch), plan.ranks)) for table in by_rows),
+            tuple(_Held(table, table_lookups(table, model.batch // plan.ranks)) for table in copied),
         )
 
     @property
     def local(self) -> LocalTables:
         """As the program has them."""
-        return LocalTables(*(tuple(map(_local, item)) for item in (self.sharded, self.row_wise, self.copied)))
-
-
-def _local(table: TableStatistics) -> LocalTable:
-    return LocalTable(table.rows, table.dim, table.lookups, table.unique)
+        return LocalTables(*(tuple(held.local for held in item) for item in (self.sharded, self.row_wise, self.copied)))
 
 
 def check_batch(model: Dlrm, ranks: int, where: str) -> None:
@@ -111,6 +134,15 @@ def check_kinds(model: Dlrm, plan: Plan) -> None:
             f'{model.name}: the plan cuts table {cut!r} into slices, and interaction "dot" takes whole vectors; '
             'leave it whole, or interaction = "cat"'
         )
+    for table in model.tables:
+        kind = plan.placements[table.name].kind
+        if kind == ROW_WISE and not table.pooled:
+            raise InputError(
+                f"{model.name}: the plan divides table {table.name!r} by rows, and its rows are not summed: nothing adds up "
+                "over ranks; leave it whole"
+            )
+        if kind == DATA_PARALLEL and table.precision == "int8":
+            raise InputError(f"{model.name}: the plan copies table {table.name!r}, and rows in int8 have no gradient to reduce")
 
 
 def _unmeasured(model: Dlrm, plan: Plan) -> list[str]:
@@ -122,13 +154,13 @@ def _unmeasured(model: Dlrm, plan: Plan) -> list[str]:
 
 def _programs(model: Dlrm, ranks: Sequence[_RankTables]) -> tuple[tuple[Program, ...], tuple[int, ...]]:
     """The distinct programs by the first rank that runs each, and per rank whose it runs."""
-    widths = tuple(sum(table.dim for table in tables.sharded) for tables in ranks)
+    widths = tuple(sum(held.table.columns for held in tables.sharded) for tables in ranks)
     owner_of: dict[Hashable, int] = {}
     programs, owners = [], []
     for rank, tables in enumerate(ranks):
         local = tables.local
         # Ranks that write the same ops may look up other rows, and hold tables of other sizes. What every rank has is alike.
-        key = (what_is_written(model, local.sharded), tuple(replace(table, table="") for table in tables.sharded))
+        key = (what_is_written(model, local.sharded), tuple(replace(held.lookups, table="") for held in tables.sharded))
         if key not in owner_of:
             owner_of[key] = rank
             programs.append(rank_program(model, local, widths, rank))
@@ -138,37 +170,47 @@ def _programs(model: Dlrm, ranks: Sequence[_RankTables]) -> tuple[tuple[Program,
 
 def _lookups(model: Dlrm, ranks: Sequence[_RankTables]) -> WorkloadLookups:
     """One iteration, the expected one; a rank without tables looks up nothing."""
-    copies = model.lookup if model.lookup == TABLE_BATCHED else f"{model.lookup}_dense"
+    copies = model.lookup if model.lookup in TOGETHER else f"{model.lookup}_dense"
     result = {}
     for rank, tables in enumerate(ranks):
         groups = [
-            RankLookups(implementation, optimizer, StepLookups((item,)))
+            group
             for implementation, optimizer, item in (
                 (model.lookup, model.optimizer, tables.sharded),
                 (model.lookup, model.optimizer, tables.row_wise),
                 (copies, DENSE, tables.copied),
             )
-            if item
+            for group in _looked_up(implementation, optimizer, item)
         ]
         if groups:
             result[rank] = replace(groups[0], then=tuple(groups[1:]))
     return WorkloadLookups(result)
 
 
+def _looked_up(implementation: str, optimizer: str, held: Sequence[_Held]) -> list[RankLookups]:
+    """In the groups in which the program looks them up."""
+    of_local: dict[LocalTable, list[_Held]] = {}
+    for each in held:
+        of_local.setdefault(each.local, []).append(each)
+    groups = []
+    for group in groups_of([each.local for each in held]):
+        tables = tuple(of_local[local].pop(0).lookups for local in group)
+        steps = StepLookups((tables,))
+        groups.append(RankLookups(implementation, optimizer, steps, group[0].dtype, weighted=group[0].weighted))
+    return groups
+
+
 def _unnamed(model: Dlrm, ranks: Sequence[_RankTables]) -> dict[int, UnnamedMemory]:
-    """Tables that one kernel looks up together are no argument of any op; copies are, for an optimiser takes them."""
+    """Tables that our own kernel looks up together are no argument of any op; copies are, for an optimiser takes them."""
     if model.lookup != TABLE_BATCHED:
         return {}
-    adagrad = model.optimizer == "rowwise_adagrad"
     groups = {rank: [item for item in (tables.sharded, tables.row_wise) if item] for rank, tables in enumerate(ranks)}
-    return {
-        rank: UnnamedMemory(
-            tuple(_FLOAT_BYTES * sum(table.rows * table.dim for table in item) for item in held),
-            tuple(_FLOAT_BYTES * sum(table.rows for table in item) for item in held) if adagrad else (),
-        )
-        for rank, held in groups.items()
-        if held
-    }
+    return {rank: _memory(model, held) for rank, held in groups.items() if held}
+
+
+def _memory(model: Dlrm, groups: Sequence[Sequence[_Held]]) -> UnnamedMemory:
+    states = [sum(state_bytes(held.lookups.rows, held.lookups.dim, model.optimizer) for held in item) for item in groups]
+    return UnnamedMemory(tuple(sum(held.nbytes for held in item) for item in groups), tuple(states) if any(states) else ())
 
 
 def _scaling_warnings(model: Dlrm) -> list[str]:
@@ -197,11 +239,21 @@ _GROUPS = 200
 def table_lookups(table: Table, batch: int) -> TableStatistics:
     """The statistics of a table at a global batch."""
     if table.statistics is not None:
-        return replace(_scaled(table.statistics, batch), table=table.name, dim=table.dim)
-    generator = table.generator
-    if generator.lengths == "fixed":  # then no length is drawn, and the seed does not matter
-        generator = replace(generator, seed=0)
-    return replace(_expected(generator, batch), table=table.name, dim=table.dim)
+        found = _scaled(table.statistics, batch)
+    else:
+        generator = table.generator
+        if generator.lengths == "fixed":  # then no length is drawn, and the seed does not matter
+            generator = replace(generator, seed=0)
+        found = _expected(generator, batch)
+    if not table.pooled:
+        found = _row_by_row(found, table.sequence)
+    return replace(found, table=table.name, dim=table.dim)
+
+
+def _row_by_row(pooled: TableStatistics, sequence: int) -> TableStatistics:
+    """The same lookups where none are summed: as many bags of one row."""
+    counted = replace(pooled.counted, batch=pooled.batch * sequence, pooling_spread=0.0)
+    return replace(pooled, counted=counted, lengths=Lengths((1.0,) * len(QUANTILES)))
 
 
 def row_share(whole: TableStatistics, ranks: int) -> TableStatistics:

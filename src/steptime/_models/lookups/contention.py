@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 from steptime._hardware.device import DeviceLimits
 from steptime._lookups.table import TableStatistics
+from steptime._lookups.workload import STATE_BYTES, STATE_PER_WEIGHT
+from steptime._lookups.workload import row_bytes as bytes_of_row
 from steptime._models.lookups.question import BACKWARD
 
 Floats = npt.NDArray[np.float64]
@@ -61,12 +63,18 @@ class Contention:
         return (factor - 1.0) / max(self.shares - 1, 1)
 
 
-def row_bytes(tables: Sequence[TableStatistics], direction: str, optimizer: str) -> Floats:
+def row_bytes(tables: Sequence[TableStatistics], direction: str, optimizer: str, dtype: str = "float32") -> Floats:
     """[tables] bytes at random places that the distinct rows of each table take."""
     rows = np.array([float(table.unique) for table in tables])
-    row = np.ceil(np.array([4.0 * table.dim for table in tables]) / _SECTOR_BYTES) * _SECTOR_BYTES
-    state = 2.0 * _SECTOR_BYTES if optimizer == "rowwise_adagrad" else 0.0
+    row = _in_sectors(np.array([float(bytes_of_row(table.dim, dtype)) for table in tables]))
+    of_weights = STATE_BYTES * STATE_PER_WEIGHT.get(optimizer, 0) * np.array([float(table.dim) for table in tables])
+    state = 2.0 * (_SECTOR_BYTES if optimizer == "rowwise_adagrad" else _in_sectors(of_weights))
     return rows * (2.0 * row + state) if direction == BACKWARD else rows * row
+
+
+def _in_sectors(nbytes: Floats) -> Floats:
+    whole: Floats = np.ceil(nbytes / _SECTOR_BYTES) * _SECTOR_BYTES
+    return whole
 
 
 @dataclass(frozen=True, eq=False)

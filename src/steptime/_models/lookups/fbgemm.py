@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steptime._models.lookups.question import ITEM_BYTES
+from steptime._lookups.workload import row_bytes
+from steptime._models.lookups.question import BACKWARD, ITEM_BYTES, Lookup
 from steptime._program.program import Program, Tensor, Value
 from steptime.errors import InputError
 
@@ -50,6 +51,8 @@ _DENSE_PLACES = {
     "pooling_mode": 9, "indice_weights": 10,
 }  # fmt: skip
 _INDEX_BYTES = {"int32": 4, "int64": 8}
+# By the type of the tensor of weights: 8-bit rows are bytes.
+_ROW_DTYPES = {**{dtype: dtype for dtype in ITEM_BYTES if dtype != "int8"}, "uint8": "int8"}
 _SUM, _MEAN = 0, 1  # of PoolingMode
 
 
@@ -79,6 +82,22 @@ class FbgemmLookup:
     def vectors(self) -> int:
         """How often a lane loads a vector of the widest row."""
         return max(1, -(-self.max_dim // (VECTOR * self.lanes)))
+
+
+def of_question(lookup: Lookup) -> FbgemmLookup:
+    """The same as a call; a forward pass is that of any optimiser."""
+    dims = [table.dim for table in lookup.tables]
+    return FbgemmLookup(
+        optimizer=lookup.optimizer if lookup.direction == BACKWARD else DENSE,
+        tables=len(dims),
+        batch=lookup.tables[0].batch,
+        lookups=sum(table.lookups for table in lookup.tables),
+        rows=sum(table.rows for table in lookup.tables),
+        total_dim=sum(dims),
+        max_dim=max(dims),
+        dtype=lookup.dtype,
+        weighted=lookup.weighted,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +187,9 @@ def lookup_of(op: str, inputs: Sequence[Value], gradient: Tensor | None = None, 
     batch, rest = divmod(given.vector("offsets", tuple(_INDEX_BYTES), 2).numel - 1, tables)
     if rest or not batch:
         raise given.wrong("offsets", f"a multiple of the {tables} tables, and one")
-    weights = given.vector("weights", tuple(ITEM_BYTES), 1)
-    rows, total_dim = _size(given, optimizer, tables, weights.numel, _gradient_dim(op, batch, gradient))
+    weights = given.vector("weights", tuple(_ROW_DTYPES), 1)
+    dtype = _ROW_DTYPES[weights.dtype]
+    rows, total_dim = _size(given, optimizer, tables, weights.numel, _gradient_dim(op, batch, gradient), row_bytes(0, dtype))
     pooling = given.number("pooling_mode") or _SUM
     if pooling not in (_SUM, _MEAN):
         raise given.wrong("pooling_mode", f"{_SUM} (sum) or {_MEAN} (mean); rows that are not pooled are not modelled")
@@ -184,7 +204,7 @@ def lookup_of(op: str, inputs: Sequence[Value], gradient: Tensor | None = None, 
         total_dim=total_dim,
         max_dim=widest,
         lanes=lanes,
-        dtype=weights.dtype,
+        dtype=dtype,
         index_bytes=_INDEX_BYTES[indices.dtype],
         mean=pooling == _MEAN,
         weighted=isinstance(given.value("indice_weights"), Tensor),
@@ -199,15 +219,17 @@ def _gradient_dim(op: str, batch: int, gradient: Tensor | None) -> int | None:
     return gradient.shape[1]
 
 
-def _size(given: _Arguments, optimizer: str, tables: int, elements: int, gradient_dim: int | None) -> tuple[int, int]:
-    """Rows and elements of all tables' rows. A state of one element for each row counts the rows."""
+def _size(
+    given: _Arguments, optimizer: str, tables: int, elements: int, gradient_dim: int | None, of_row: int
+) -> tuple[int, int]:
+    """Rows and elements of all tables' rows, each with some beside. A state of one element for each row counts the rows."""
     counted = given.elements("momentum1") if STATE_ELEMENTS[optimizer] == (0, 1) else 0
     total_dim = given.number("total_D") or gradient_dim
     if total_dim is None and counted:
-        total_dim = round(tables * elements / counted)
+        total_dim = round(tables * elements / counted) - of_row * tables
     if not total_dim:
         raise given.wrong("total_D", "the elements of all rows, or a gradient that tells them")
-    return counted or max(1, round(elements * tables / total_dim)), total_dim
+    return counted or max(1, round(elements * tables / (total_dim + of_row * tables))), total_dim
 
 
 def _template(kernels: Sequence[str]) -> tuple[int, int]:

@@ -26,9 +26,12 @@ from steptime._hardware.device import DeviceLimits
 from steptime._lookups.mixture import poisson_shares
 from steptime._lookups.statistics import QUANTILES
 from steptime._lookups.table import Floats, TableColumns, TableStatistics
+from steptime._lookups.workload import row_bytes as bytes_of_row
+from steptime._models.estimate import Estimate, Source
+from steptime._models.kernels.question import LaunchTime
 from steptime._models.lookups.caches import misses
 from steptime._models.lookups.fbgemm import DENSE, STATE_ELEMENTS, VECTOR, WARP, FbgemmLookup, KernelTime
-from steptime._models.lookups.question import ITEM_BYTES
+from steptime._models.lookups.fitted import LookupEstimate
 from steptime.errors import InputError
 
 _VOLTA = "Jia et al., Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking, 2018 (arXiv 1804.06826)"
@@ -91,6 +94,9 @@ _KEY_BYTES, _INFO_BYTES, _COUNT_BYTES, _GRADIENT_BYTES = 8, 4, 4, 4
 _SHUFFLES = 5
 # A barrier and the accesses of shared memory around it, in such accesses.
 _BARRIER_ACCESSES = 4
+# How far off a time may be, to either side: 18 % short forward and 11 % backward where tables are many, half where they are few
+# and small (two public recordings of V100, benchmarks/fbgemm_lookups.py).
+_FACTOR = 2.0
 
 
 @dataclass(frozen=True)
@@ -187,6 +193,16 @@ def backward_kernels(
     return tuple(kernels)
 
 
+def fbgemm_estimate(
+    lookup: FbgemmLookup, device: DeviceLimits, tables: Sequence[TableStatistics] | None = None, *, backward: bool
+) -> LookupEstimate:
+    """Either pass, kernel by kernel; by a device's data sheet, so known to a factor."""
+    kernels = (backward_kernels if backward else forward_kernels)(lookup, device, tables)
+    time_ns = total_ns(kernels)
+    estimate = Estimate(time_ns, time_ns / _FACTOR, time_ns * _FACTOR, Source.ANALYTIC, inside=False)
+    return LookupEstimate(estimate, tuple(LaunchTime(kernel.name, kernel.time_ns) for kernel in kernels))
+
+
 def total_ns(kernels: Sequence[KernelTime]) -> float:
     """Of kernels, one after the other."""
     return sum(kernel.time_ns for kernel in kernels)
@@ -213,7 +229,7 @@ def _alike(lookup: FbgemmLookup, machine: _Machine) -> _Tables:
     missed = unique if unique <= held else max(unique, lookups * (1 - held / rows))
     length = math.ceil(lookups / lookup.batch)
     columns = (
-        *(dim, rows * dim * ITEM_BYTES[lookup.dtype], lookups, length, length, unique, missed),
+        *(dim, rows * bytes_of_row(math.ceil(dim), lookup.dtype), lookups, length, length, unique, missed),
         *(rows * (1 - float(share_below[0])), lookups * (1 - float(share_below[1])), mean),
     )
     return _Tables(*(np.full(lookup.tables, float(column)) for column in columns))
@@ -226,7 +242,7 @@ def _told(lookup: FbgemmLookup, machine: _Machine, tables: Sequence[TableStatist
     runs = np.array([part.sum(axis=1) for part in long])
     return _Tables(
         dim=columns.dim,
-        span=columns.rows * columns.dim * ITEM_BYTES[lookup.dtype],
+        span=columns.rows * np.array([bytes_of_row(table.dim, lookup.dtype) for table in tables]),
         lookups=columns.lookups,
         length=np.array([np.interp(1 - 1 / _BLOCK_WARPS, QUANTILES, table.lengths.quantiles) for table in tables]),
         longest=columns.longest,
@@ -240,7 +256,7 @@ def _told(lookup: FbgemmLookup, machine: _Machine, tables: Sequence[TableStatist
 
 def _moved(dim: float, lookup: FbgemmLookup) -> float:
     """Bytes that move for a row."""
-    return SECTOR * math.ceil(dim * ITEM_BYTES[lookup.dtype] / SECTOR)
+    return SECTOR * math.ceil(bytes_of_row(math.ceil(dim), lookup.dtype) / SECTOR)
 
 
 def _row_bytes(lookup: FbgemmLookup, work: _Tables) -> Floats:

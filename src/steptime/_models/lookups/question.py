@@ -13,7 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._lookups.table import Floats, Places, TableColumns, TableStatistics
-from steptime._lookups.workload import DENSE, EMBEDDING_BAG, IMPLEMENTATIONS, ITEM_BYTES, OPTIMIZERS, TABLE_BATCHED, RankLookups
+from steptime._lookups.workload import (
+    DENSE,
+    EMBEDDING_BAG,
+    FBGEMM,
+    IMPLEMENTATIONS,
+    ITEM_BYTES,
+    OPTIMIZERS,
+    TABLE_BATCHED,
+    TOGETHER,
+    RankLookups,
+)
 from steptime._models.kernels.question import OTHERS
 from steptime.errors import InputError
 
@@ -24,11 +34,13 @@ __all__ = [
     "BACKWARD",
     "DIRECTIONS",
     "EMBEDDING_BAG",
+    "FBGEMM",
     "FORWARD",
     "IMPLEMENTATIONS",
     "ITEM_BYTES",
     "OPTIMIZERS",
     "TABLE_BATCHED",
+    "TOGETHER",
     "Lookup",
     "rank_questions",
 ]
@@ -38,7 +50,10 @@ DTYPES = tuple(ITEM_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """One lookup. Backward is with the optimiser's update of the rows; only table-batched lookups have several tables."""
+    """One lookup. Backward is with the optimiser's update of the rows; only table-batched lookups have several tables.
+
+    FBGEMM's may leave a dense gradient (`DENSE`) in place of an update.
+    """
 
     implementation: str
     direction: str
@@ -55,10 +70,10 @@ class Lookup:
             (self.implementation in IMPLEMENTATIONS, "implementation", IMPLEMENTATIONS),
             (self.direction in DIRECTIONS, "direction", DIRECTIONS),
             (self.dtype in ITEM_BYTES, "dtype", tuple(ITEM_BYTES)),
-            (self.optimizer in OPTIMIZERS, "optimizer", OPTIMIZERS),
+            (self.optimizer in (*OPTIMIZERS, *((DENSE,) if self.implementation == FBGEMM else ())), "optimizer", OPTIMIZERS),
             ((self.optimizer == "none") == (self.direction == FORWARD), "optimizer", "none forward, one backward"),
             (bool(self.tables), "tables", "at least one"),
-            (self.implementation == TABLE_BATCHED or len(self.tables) == 1, "tables", "one, unless table_batched"),
+            (self.implementation in TOGETHER or len(self.tables) == 1, "tables", f"one, unless {' or '.join(TOGETHER)}"),
             (self.share >= 1, "share", "1 or more equal shares of a GPU"),
             (self.others in OTHERS, "others", OTHERS),
             (len({table.batch for table in self.tables}) <= 1, "tables", "all of one batch"),
@@ -73,11 +88,11 @@ class Lookup:
 def rank_questions(lookups: RankLookups, direction: str) -> tuple[tuple[Lookup, ...], ...]:
     """What a model is asked of every iteration of a rank: all tables at once where one launch looks them up, else each.
 
-    A dense gradient is asked for like the update of plain SGD, which also writes every distinct row once.
+    A dense gradient is asked for like the update of plain SGD, which also writes every distinct row once; FBGEMM's as it is.
     """
-    update = "sgd" if lookups.optimizer == DENSE else lookups.optimizer
+    update = "sgd" if lookups.optimizer == DENSE and lookups.implementation != FBGEMM else lookups.optimizer
     optimizer = update if direction == BACKWARD else "none"
-    together = lookups.implementation == TABLE_BATCHED
+    together = lookups.implementation in TOGETHER
     first = (
         tuple(
             Lookup(lookups.implementation, direction, tables, optimizer, lookups.dtype, weighted=lookups.weighted)

@@ -22,9 +22,17 @@ from steptime._models.kernels.from_ops import IssuedWork
 from steptime._models.kernels.question import LaunchTime
 from steptime._models.lookups.contention import Contention, MemoryUse, row_bytes
 from steptime._models.lookups.fbgemm import FbgemmLookup, lookups_in, optimizer_of
-from steptime._models.lookups.fbgemm_kernels import backward_kernels, forward_kernels, total_ns
+from steptime._models.lookups.fbgemm_kernels import fbgemm_estimate
 from steptime._models.lookups.fitted import LookupEstimate
-from steptime._models.lookups.question import BACKWARD, EMBEDDING_BAG, FORWARD, TABLE_BATCHED, Lookup, rank_questions
+from steptime._models.lookups.question import (
+    BACKWARD,
+    EMBEDDING_BAG,
+    FORWARD,
+    TABLE_BATCHED,
+    TOGETHER,
+    Lookup,
+    rank_questions,
+)
 from steptime._ops.catalogue import SPARSE_UPDATES
 from steptime._ops.table import OpTable, is_sparse, op_table
 from steptime._platforms.device import Device, guess
@@ -46,10 +54,8 @@ _DENSE_BAG, _SPARSE_ROWS = "embedding_bag_dense", "embedding_sparse"
 # dense gradient leaves the number on the device (EmbeddingBackwardKernel.cu; recorded steps in examples/dlrm_overlap4).
 _COALESCE, _READ_BACK_AFTER = "coalesce", "unique"
 _INDEX_DTYPES = ("int64", "int32")
-# FBGEMM's lookups by data sheet: 18 % short forward and 11 % backward where tables are many, half where they are few and small
-# (two public recordings of V100, benchmarks/fbgemm_lookups.py).
-_ANALYTIC_FACTOR = 2.0
-_BACKWARD = re.compile("backward", re.IGNORECASE)
+# PyTorch's nodes are named so; FBGEMM's are `torch::autograd::CppNode<SplitLookupFunction_*_Op>`.
+_BACKWARD = re.compile("backward|CppNode", re.IGNORECASE)
 # Places among the arguments of `embedding_bag` and `_embedding_bag`.
 _SPARSE, _SAMPLE_WEIGHTS, _LAST_OFFSET = 5, 6, 7
 
@@ -83,7 +89,7 @@ def lookup_answers(lookups: Sequence[Lookup], device: Device, *, strict: bool = 
 
 def _memory_use(law: Contention, lookup: Lookup, alone: LookupEstimate, beside: LookupEstimate) -> MemoryUse:
     alone_ns, beside_ns = (np.array([answer.estimate.time_ns]) for answer in (alone, beside))
-    moved = row_bytes(lookup.tables, lookup.direction, lookup.optimizer).sum(keepdims=True)
+    moved = row_bytes(lookup.tables, lookup.direction, lookup.optimizer, lookup.dtype).sum(keepdims=True)
     taken = law.taken(lookup.direction, alone_ns, moved)
     return MemoryUse(float(taken[0]), float(law.slowed(alone_ns, beside_ns)[0]))
 
@@ -125,12 +131,8 @@ class _OfFbgemm:
 
     def work(self, device: Device) -> OpWork:
         """Its kernels, by the device's data sheet."""
-        kernels = (backward_kernels if self.backward else forward_kernels)(self.lookup, device.limits)
-        time_ns = total_ns(kernels)
-        low_ns, high_ns = time_ns / _ANALYTIC_FACTOR, time_ns * _ANALYTIC_FACTOR
-        estimate = Estimate(time_ns, low_ns, high_ns, Source.ANALYTIC, inside=False)
-        launches = tuple(LaunchTime(kernel.name, kernel.time_ns) for kernel in kernels)
-        return OpWork(self.op, launches, estimate, _group(BACKWARD if self.backward else FORWARD, assumed=True))
+        answer = fbgemm_estimate(self.lookup, device.limits, backward=self.backward)
+        return OpWork(self.op, answer.launches, answer.estimate, _group(BACKWARD if self.backward else FORWARD, assumed=True))
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,7 @@ def _of_fbgemm(program: Program, issued: Sequence[IssuedWork]) -> tuple[tuple[_O
     except InputError as error:
         return (), (f"rank {program.rank}: {error}",)
     names = {work.op: work.name for work in issued}
-    return tuple(_OfFbgemm(op, "CppNode" in names[op], found[op]) for op in theirs if op in found), ()
+    return tuple(_OfFbgemm(op, _BACKWARD.search(names[op]) is not None, found[op]) for op in theirs if op in found), ()
 
 
 def _rows(program: Program, issued: Sequence[IssuedWork]) -> _Rows:
@@ -225,7 +227,7 @@ def _left_to_optimizer(statistics: RankLookups, rows: _Rows) -> list[frozenset[s
     """Per question, the launches that ops of the optimiser make after the backward pass: of gradients that are kept."""
     left = []
     for group in (statistics, *statistics.then):
-        batched = group.implementation == TABLE_BATCHED
+        batched = group.implementation in TOGETHER
         kernels = _UPDATE_LAUNCHES if rows.update else frozenset()
         if group.optimizer == DENSE:
             kernels = frozenset() if batched else _OF_ALL_ROWS

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._garbage import no_collection
-from steptime._lookups.workload import ITEM_BYTES, TABLE_BATCHED, RankLookups
+from steptime._lookups.workload import TABLE_BATCHED, RankLookups, row_bytes, state_bytes
 from steptime._models.estimate import Estimate
 from steptime._models.memory.peak import peak_memory
 from steptime._models.power.card import StepPower
@@ -49,9 +49,6 @@ LEVELS = (0.05, 0.95)
 # Estimates' intervals hold nine of ten: so many standard deviations of a normal to either side.
 _NINE_OF_TEN = 1.645
 _EVEN_NORMAL = np.array([NormalDist().inv_cdf((at + 0.5) / SAMPLES) for at in range(SAMPLES)])
-# Values of optimiser state per row of a table: row-wise Adagrad keeps one number for each, Adagrad one for each weight.
-_STATE_PER_ROW, _STATE_PER_WEIGHT = ("rowwise_adagrad",), ("adagrad",)
-_STATE_BYTES = 4
 
 
 @no_collection()
@@ -309,9 +306,6 @@ def _tables(lookups: RankLookups | None) -> UnnamedMemory:
     if lookups is None or lookups.implementation != TABLE_BATCHED:
         return UnnamedMemory()
     tables = lookups.steps.steps[0]
-    weights = tuple(table.counted.rows * table.dim * ITEM_BYTES[lookups.dtype] for table in tables)
-    state: tuple[int, ...] = ()
-    if lookups.optimizer in (*_STATE_PER_ROW, *_STATE_PER_WEIGHT):
-        per_weight = lookups.optimizer in _STATE_PER_WEIGHT
-        state = tuple(table.counted.rows * (table.dim if per_weight else 1) * _STATE_BYTES for table in tables)
-    return UnnamedMemory(weights, state)
+    weights = tuple(table.rows * row_bytes(table.dim, lookups.dtype) for table in tables)
+    state = tuple(state_bytes(table.rows, table.dim, lookups.optimizer) for table in tables)
+    return UnnamedMemory(weights, state if any(state) else ())
