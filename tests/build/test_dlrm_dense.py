@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 from unittest.mock import patch
@@ -14,9 +14,10 @@ torch = pytest.importorskip("torch")
 from tests.build.test_dlrm_program import as_drawn  # noqa: E402
 from tests.support.same_ops import same_device_ops, same_ops  # noqa: E402
 
-from steptime._build.dlrm.model import DENSE_OPTIMIZERS, INTERACTIONS, PRECISIONS, Dlrm  # noqa: E402
+from steptime._build.dlrm.model import DENSE_OPTIMIZERS, EXCHANGE_DTYPES, INTERACTIONS, PRECISIONS, Dlrm  # noqa: E402
+from steptime._build.dlrm.plan import Plan  # noqa: E402
 from steptime._build.dlrm.step import LocalTables, rank_program  # noqa: E402
-from steptime._capture.capture import capture  # noqa: E402
+from steptime._capture.ranks import capture_rank  # noqa: E402
 from steptime._lookups.generators import Bags, Generator  # noqa: E402
 from steptime._models.kernels.from_ops import questions_of  # noqa: E402
 from steptime._program.program import Program  # noqa: E402
@@ -26,9 +27,9 @@ from steptime_lab.workloads.shared_buffers import SharedBuffers  # noqa: E402
 from steptime_lab.workloads.torch_arrays import TorchArrays  # noqa: E402
 
 INNER = "not in the recorded program"  # inner ops of a GPU, which a capture does not show
-# How a capture shows that a table keeps its sparse gradient, which is no part of the dense side.
-OF_SPARSE = {
-    "aten::clone", "aten::empty", "aten::resize_", "aten::_indices", "aten::_values", "aten::is_coalesced",
+# A remark on the job, and how a capture shows that a table keeps its sparse gradient, which is no part of the dense side.
+ELSEWHERE = {
+    "## process_group:init ##", "aten::clone", "aten::empty", "aten::resize_", "aten::_indices", "aten::_values", "aten::is_coalesced",
     "aten::_sparse_coo_tensor_unsafe", "aten::_sparse_coo_tensor_with_dims_and_tensors",
 }  # fmt: skip
 CHOICES = [
@@ -39,11 +40,12 @@ CHOICES = [
 ]
 
 
-class Alone:
-    """The group of a job of one rank."""
+@dataclass(frozen=True)
+class First:
+    """The group of a job, as its first rank sees it."""
 
-    rank = 0
-    ranks = 1
+    ranks: int
+    rank: int = 0
 
 
 def bags(buffers: SharedBuffers, generator: Generator, batch: int, iteration: int) -> Bags:
@@ -59,13 +61,16 @@ def model_of(interaction: str = "dot", **changes: Any) -> Dlrm:
 
 
 @cache
-def both(model: Dlrm) -> tuple[Program, Program]:
-    """The step of one rank, built from the model, and captured from PyTorch's."""
-    case = Case("dlrm", "small", model.to_dict(), "fp32", model.batch, 1)
+def both(model: Dlrm, ranks: int = 1) -> tuple[Program, Program]:
+    """The step of the first rank, built from the model, and captured from PyTorch's."""
+    placed = {table.name: at % ranks for at, table in enumerate(model.tables)}
+    case = Case("dlrm", "small", model.to_dict(), "fp32", model.batch, ranks, plan=placed)
     with patch.object(SharedBuffers, "bags", bags):
-        captured = capture(lambda: build(case, Alone(), torch.device("cuda", 0)), warm_up=2, name="small")
-    widths = (sum(table.dim for table in model.tables),)
-    return rank_program(model, LocalTables(as_drawn(captured, model, model.tables)), widths, 0), captured
+        found = capture_rank(lambda: build(case, First(ranks), torch.device("cuda", 0)), 0, ranks, name="small", warm_up=2)
+    dlrm.forget_dense()
+    owned = Plan.from_dict(placed, model.tables, ranks).split(model.tables)
+    widths = tuple(sum(table.dim for table in tables) for tables in owned)
+    return rank_program(model, LocalTables(as_drawn(found.program, model, owned[0])), widths, 0), found.program
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=["-".join(choice.values()) for choice in CHOICES])
@@ -76,7 +81,7 @@ def test_every_choice_asks_for_the_device_work_that_pytorch_asks_for(choice: dic
     assert asked.differences == ()
     assert asked.total > 40
     # Around it the same calls in the same order, from Python and from autograd.
-    assert {one.name for one in same_ops(built, captured).differences if one.what != INNER} <= OF_SPARSE
+    assert {one.name for one in same_ops(built, captured).differences if one.what != INNER} <= ELSEWHERE
     assert not any(work.kind == "unknown" for work in questions_of(built))
 
 
@@ -84,3 +89,17 @@ def test_every_choice_asks_for_the_device_work_that_pytorch_asks_for(choice: dic
 def test_cross_layers_of_any_number_and_rank(changes: dict[str, Any]) -> None:
     built, captured = both(model_of("dcnv2", precision="bf16-autocast", **changes))
     assert same_device_ops(built, captured, caches=False).differences == ()
+
+
+@pytest.mark.parametrize("interaction", INTERACTIONS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("sent", EXCHANGE_DTYPES)
+def test_ranks_exchange_what_pytorch_would_in_any_precision(interaction: str, precision: str, sent: str) -> None:
+    built, captured = both(model_of(interaction, precision=precision, exchange_precision=sent), 2)
+    assert same_device_ops(built, captured, caches=False).differences == ()
+    assert {one.name for one in same_ops(built, captured).differences if one.what != INNER} <= ELSEWHERE
+    exchanged = [one for one in built.collectives if one.kind == "all_to_all"]
+    assert {one.dtype for one in exchanged} == {EXCHANGE_DTYPES[sent]}
+    assert [replace(one, group="", sequence=0) for one in built.collectives] == [
+        replace(one, group="", sequence=0) for one in captured.collectives
+    ]

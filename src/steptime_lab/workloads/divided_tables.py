@@ -20,7 +20,7 @@ from steptime._lookups.generators import Bags
 from steptime_lab.workloads.case import GroupLike
 from steptime_lab.workloads.copied_tables import Copies
 from steptime_lab.workloads.dlrm_tables import Tables, tables_of
-from steptime_lab.workloads.exchange import Exchange
+from steptime_lab.workloads.exchange import DTYPES, Exchange
 from steptime_lab.workloads.row_exchange import RowExchange
 from steptime_lab.workloads.shared_buffers import SharedBuffers
 from steptime_lab.workloads.training import BATCHES, data_parallel
@@ -31,7 +31,7 @@ class RankTables:
 
     def __init__(self, model: Dlrm, plan: Plan, group: GroupLike, buffers: SharedBuffers, learning_rate: float) -> None:
         self._model, self._rank, self._buffers, ranks = model, group.rank, buffers, group.ranks
-        self._samples = model.batch // ranks
+        self._samples, sent = model.batch // ranks, DTYPES[model.exchange_precision]
         # Every rank's loss is a mean over its own samples: their gradients add up to `ranks` times that of the global mean.
         # Adagrad divides by what the gradient was so far, and the factor with it.
         rate = learning_rate / ranks if model.optimizer == "sgd" else learning_rate
@@ -39,13 +39,13 @@ class RankTables:
         owned = plan.split(model.tables)
         widths = [sum(table.dim for table in tables) for tables in owned]
         if any(widths):
-            exchange = Exchange(widths, self._rank, self._samples) if ranks > 1 else None
+            exchange = Exchange(widths, self._rank, self._samples, sent) if ranks > 1 else None
             held = owned[self._rank]
             self._groups.append((tables_of(model, held, self._drawn(held, lambda bags, _: bags), buffers, rate), exchange))
         if by_rows := plan.of_kind(model.tables, ROW_WISE):
             shares = [_share(table, ranks) for table in by_rows]
             drawn = self._drawn(by_rows, lambda bags, table: rows_of(bags, self._rank, _share(table, ranks).rows))
-            row_exchange = RowExchange(ranks, self._samples) if ranks > 1 else None
+            row_exchange = RowExchange(ranks, self._samples, sent) if ranks > 1 else None
             self._groups.append((tables_of(model, shares, drawn, buffers, rate, purpose="shares"), row_exchange))
         self._copies: Copies | None = None
         self._copied: nn.Module | None = None

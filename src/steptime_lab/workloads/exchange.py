@@ -13,12 +13,29 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from steptime._build.dlrm.model import EXCHANGE_DTYPES
+
+DTYPES = {name: getattr(torch, dtype) for name, dtype in EXCHANGE_DTYPES.items()}
+
+
+def encoded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What is sent of a tensor: in 16 bits clamped to their range, as by TorchRec's quantised collectives."""
+    if dtype == torch.float32:
+        return x
+    largest = torch.finfo(dtype).max
+    return x.clamp(-largest, largest).to(dtype)
+
+
+def decoded(x: torch.Tensor) -> torch.Tensor:
+    """What becomes of it where it arrives."""
+    return x if x.dtype == torch.float32 else x.float()
+
 
 class Exchange:
     """The exchange of one step after another: `widths` are the columns (summed table dims) that each rank looks up."""
 
-    def __init__(self, widths: Sequence[int], rank: int, local_batch: int) -> None:
-        self.widths = tuple(widths)
+    def __init__(self, widths: Sequence[int], rank: int, local_batch: int, dtype: torch.dtype = torch.float32) -> None:
+        self.widths, self.dtype = tuple(widths), dtype
         self.local_batch = local_batch
         # Flat elements, by other rank: what it is sent of this rank's columns, and what comes of its columns.
         self.sent = [local_batch * self.widths[rank]] * len(self.widths)
@@ -47,10 +64,9 @@ class _Start(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pooled: torch.Tensor, exchange: Exchange) -> torch.Tensor:
         ctx.exchange = exchange
-        received = pooled.new_empty(sum(exchange.received))
-        exchange.work = dist.all_to_all_single(
-            received, pooled.contiguous().view(-1), exchange.received, exchange.sent, async_op=True
-        )
+        sent = encoded(pooled.contiguous(), exchange.dtype)
+        received = sent.new_empty(sum(exchange.received))
+        exchange.work = dist.all_to_all_single(received, sent.view(-1), exchange.received, exchange.sent, async_op=True)
         return received
 
     @staticmethod
@@ -58,7 +74,7 @@ class _Start(torch.autograd.Function):
         exchange: Exchange = ctx.exchange
         exchange.work.wait()
         gradient, exchange.gradient, exchange.work = exchange.gradient, None, None
-        return gradient, None
+        return None if gradient is None else decoded(gradient), None
 
 
 class _Finish(torch.autograd.Function):
@@ -67,7 +83,7 @@ class _Finish(torch.autograd.Function):
         ctx.exchange = exchange
         exchange.work.wait()
         exchange.work = None
-        return exchange.blocks(received.detach())
+        return exchange.blocks(decoded(received.detach()))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -75,9 +91,10 @@ class _Finish(torch.autograd.Function):
         flat = gradients[0].new_empty(sum(exchange.received))
         for place, gradient in zip(exchange.blocks(flat), gradients, strict=True):
             place.copy_(gradient)
-        exchange.gradient = flat.new_empty(exchange.shape)
+        sent = encoded(flat, exchange.dtype)
+        exchange.gradient = sent.new_empty(exchange.shape)
         exchange.work = dist.all_to_all_single(
-            exchange.gradient.view(-1), flat, exchange.sent, exchange.received, async_op=True
+            exchange.gradient.view(-1), sent, exchange.sent, exchange.received, async_op=True
         )
         # The engine wants a gradient of this shape; the real one is on its way, and `_Start` takes it up.
-        return flat, None
+        return sent, None

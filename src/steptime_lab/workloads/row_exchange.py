@@ -11,12 +11,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from steptime_lab.workloads.exchange import decoded, encoded
+
 
 class RowExchange:
     """The exchange of one step after another."""
 
-    def __init__(self, ranks: int, local_batch: int) -> None:
-        self.ranks, self.local_batch = ranks, local_batch
+    def __init__(self, ranks: int, local_batch: int, dtype: torch.dtype = torch.float32) -> None:
+        self.ranks, self.local_batch, self.dtype = ranks, local_batch, dtype
         self.work: Any = None
         self.gradient: torch.Tensor | None = None
 
@@ -34,8 +36,9 @@ class _Start(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, partial: torch.Tensor, exchange: RowExchange) -> torch.Tensor:
         ctx.exchange = exchange
-        summed = partial.new_empty(exchange.local_batch, partial.shape[1])
-        exchange.work = dist.reduce_scatter_tensor(summed, partial.contiguous(), async_op=True)
+        sent = encoded(partial.contiguous(), exchange.dtype)
+        summed = sent.new_empty(exchange.local_batch, partial.shape[1])
+        exchange.work = dist.reduce_scatter_tensor(summed, sent, async_op=True)
         return summed
 
     @staticmethod
@@ -43,7 +46,7 @@ class _Start(torch.autograd.Function):
         exchange: RowExchange = ctx.exchange
         exchange.work.wait()
         gradient, exchange.gradient, exchange.work = exchange.gradient, None, None
-        return gradient, None
+        return None if gradient is None else decoded(gradient), None
 
 
 class _Finish(torch.autograd.Function):
@@ -52,12 +55,12 @@ class _Finish(torch.autograd.Function):
         ctx.exchange = exchange
         exchange.work.wait()
         exchange.work = None
-        return summed.detach()
+        return decoded(summed.detach())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         exchange: RowExchange = ctx.exchange
-        own = gradients[0].contiguous()
+        own = encoded(gradients[0].contiguous(), exchange.dtype)
         exchange.gradient = own.new_empty(exchange.ranks * exchange.local_batch, own.shape[1])
         exchange.work = dist.all_gather_into_tensor(exchange.gradient, own, async_op=True)
         # The engine wants a gradient of this shape; the real one is on its way, and `_Start` takes it up.

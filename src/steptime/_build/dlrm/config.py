@@ -11,7 +11,7 @@ from typing import Any
 from steptime._build.config_values import MOST_WHOLE, MOST_WIDTH, Values
 from steptime._build.dlrm.model import (
     DENSE_OPTIMIZERS,
-    EXCHANGE_PRECISIONS,
+    EXCHANGE_DTYPES,
     INTERACTIONS,
     KIND,
     LOOKUPS,
@@ -177,7 +177,7 @@ def dlrm_of(
         loss=section.choice("loss", LOSSES, "bce"),
         precision=section.choice("precision", PRECISIONS, "fp32"),
         dense_optimizer=section.choice("dense_optimizer", DENSE_OPTIMIZERS, "sgd"),
-        exchange_precision=section.choice("exchange_precision", EXCHANGE_PRECISIONS, "fp32"),
+        exchange_precision=section.choice("exchange_precision", tuple(EXCHANGE_DTYPES), "fp32"),
         prefetch=section.choice("prefetch", PREFETCHES, "none"),
         **_cross(section),
     )

@@ -22,7 +22,7 @@ INTERACTIONS = ("dot", "cat", "dcnv2")
 LOSSES = ("bce", "mse")
 AUTOCAST = {"bf16-autocast": "bfloat16"}
 PRECISIONS = ("fp32", "tf32", *AUTOCAST)
-EXCHANGE_PRECISIONS = ("fp32",)
+EXCHANGE_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 PREFETCHES = ("none",)
 MOST_BATCH = 1 << 24
 """Of all ranks: bags are counted one by one, and no training step has more samples."""

@@ -3,10 +3,6 @@
 The step is that of `steptime_lab.workloads.networks.dlrm`: tables sharded by a plan, all_to_all both ways, both MLPs wrapped by
 DistributedDataParallel where there are several ranks, fp32. Tables that every rank has a share or a copy of are looked up after
 these, in the order in which TorchRec's `ShardedEmbeddingBagCollection.compute_and_output_dist` goes through its groups.
-
-Tables on single ranks, whole or in slices of columns, send their sums to the ranks of the samples by an all_to_all, beside the
-bottom MLP. Tables whose rows are spread over all ranks send partial sums by a reduce_scatter, and gradients come back by an
-all_gather, as in TorchRec (torchrec.distributed.comm_ops: `ReduceScatter_Req`, `ReduceScatter_Wait`).
 """
 
 from __future__ import annotations
@@ -14,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
-from steptime._build.dlrm.model import AUTOCAST, Dlrm
+from steptime._build.dlrm.exchanges import ColumnExchangeOps, RowExchangeOps
+from steptime._build.dlrm.model import AUTOCAST, EXCHANGE_DTYPES, Dlrm
 from steptime._build.dlrm.rank_tables import CopyOps, groups_of, table_ops
 from steptime._build.dlrm.tables import LocalTable, TableOps
 from steptime._build.emit.emitter import CONTIGUOUS, Emitter
 from steptime._build.emit.gradients import Optimizer, Reducer
 from steptime._build.emit.layers import activation, add, bmm, cat, linear, mul
 from steptime._build.emit.losses import binary_cross_entropy, mse_loss
-from steptime._build.emit.tape import Gradients, Tape
+from steptime._build.emit.tape import Tape
 from steptime._build.emit.views import to_dtype, transpose, view
 from steptime._build.emit.writer import is_contiguous, strides_of
 from steptime._program.program import Program, Tensor
@@ -57,13 +54,13 @@ class _Step:
     def __init__(self, tape: Tape, model: Dlrm, local: LocalTables, widths: Sequence[int]) -> None:
         emit, ranks = tape.emit, len(widths)
         self._tape, self._model = tape, model
-        samples = model.batch // ranks
+        samples, sent = model.batch // ranks, EXCHANGE_DTYPES[model.exchange_precision]
         self._sharded: list[tuple[TableOps, ColumnExchangeOps | RowExchangeOps | None]] = []
         if any(widths):
-            exchange = ColumnExchangeOps(tape, widths, samples) if ranks > 1 else None
+            exchange = ColumnExchangeOps(tape, widths, samples, sent) if ranks > 1 else None
             self._sharded.append((table_ops(tape, model, local.sharded, ranks, LEARNING_RATE), exchange))
         if local.row_wise:
-            row_exchange = RowExchangeOps(tape, samples) if ranks > 1 else None
+            row_exchange = RowExchangeOps(tape, samples, sent) if ranks > 1 else None
             self._sharded.append((table_ops(tape, model, local.row_wise, ranks, LEARNING_RATE), row_exchange))
         self._copies = [CopyOps(tape, model, group, samples, LEARNING_RATE) for group in groups_of(local.copied)]
         self._interact = InteractionOps(tape, dot=model.interaction == "dot", tables=_vectors(model), dim=model.bottom[-1])
@@ -177,101 +174,6 @@ def parameter_count(model: Dlrm) -> int:
     return dense + sum(table.rows * table.dim for table in model.tables)
 
 
-# Where vectors meet
-
-
-class ColumnExchangeOps:
-    """One step's exchange of columns: `widths` are the columns (summed dims) that each rank looks up."""
-
-    def __init__(self, tape: Tape, widths: Sequence[int], local_batch: int) -> None:
-        self._tape, self._widths, self._local_batch = tape, tuple(widths), local_batch
-        columns = self._widths[tape.emit.rank]
-        self._sent = [local_batch * columns] * len(self._widths)
-        self._received = [local_batch * width for width in self._widths]
-        self._shape = (local_batch * len(self._widths), columns)
-        self._number = 0
-        self._gradient: Tensor | None = None
-
-    def start(self, pooled: Tensor) -> Tensor:
-        """Starts to send the lookups of this rank's tables for all samples."""
-        emit = self._tape.emit
-        with emit.write("_Start", (pooled,), sequence=emit.sequence):
-            received = emit.new_empty(pooled, (sum(self._received),))
-            flat = emit.viewed(pooled, (pooled.numel,), (-1,))
-            self._number = emit.all_to_all(received, flat, self._received, self._sent)
-
-        def backward(_: Tensor) -> Tensor | None:
-            emit.wait(self._number)
-            return self._gradient
-
-        return self._tape.node("_StartBackward", (pooled,), received, backward)
-
-    def finish(self, received: Tensor) -> tuple[Tensor, ...]:
-        """Waits; every rank's columns of this rank's samples."""
-        emit = self._tape.emit
-        with emit.write("_Finish", (received,), sequence=emit.sequence):
-            emit.wait(self._number)
-            blocks = self._blocks(emit.detached(received))
-
-        def backward(gradients: Gradients) -> Gradients:
-            assert gradients[0] is not None
-            flat = emit.new_empty(gradients[0], (sum(self._received),))
-            for block, gradient in zip(self._blocks(flat), gradients, strict=True):
-                emit.op("copy_", (block, gradient, False), (block,))
-            self._gradient = emit.new_empty(flat, self._shape)
-            received = emit.viewed(self._gradient, (self._gradient.numel,), (-1,))
-            self._number = emit.all_to_all(received, flat, self._sent, self._received)
-            return (flat,)
-
-        self._tape.record("_FinishBackward", (received,), blocks, backward)
-        return blocks
-
-    def _blocks(self, flat: Tensor) -> tuple[Tensor, ...]:
-        """Views of what all ranks send, one per rank."""
-        emit, starts = self._tape.emit, accumulate(self._received, initial=0)
-        shares = tuple(emit.view(flat, (size,), offset=at) for size, at in zip(self._received, starts, strict=False))
-        with emit.op("split_with_sizes", (flat, tuple(self._received), 0), (shares,)):
-            for share in shares:
-                emit.op("as_strided", (flat, share.shape, share.strides, share.offset), (share,))
-        pairs = zip(shares, self._widths, strict=True)
-        return tuple(emit.viewed(share, (self._local_batch, width)) for share, width in pairs)
-
-
-class RowExchangeOps:
-    """One step's exchange of partial sums: every rank has looked up its rows of all tables for all samples."""
-
-    def __init__(self, tape: Tape, local_batch: int) -> None:
-        self._tape, self._local_batch, self._number = tape, local_batch, 0
-        self._gradient: Tensor | None = None
-
-    def start(self, pooled: Tensor) -> Tensor:
-        """Starts to add the partial sums of all ranks, [global batch, columns]."""
-        emit = self._tape.emit
-        with emit.write("_Start", (pooled,), sequence=emit.sequence):
-            summed = emit.new_empty(pooled, (self._local_batch, pooled.shape[1]))
-            self._number = emit.reduce_scatter(summed, pooled)
-
-        def backward(_: Tensor) -> Tensor | None:
-            emit.wait(self._number)
-            return self._gradient
-
-        return self._tape.node("_StartBackward", (pooled,), summed, backward)
-
-    def finish(self, summed: Tensor) -> tuple[Tensor, ...]:
-        """Waits; the sums of this rank's samples."""
-        emit, columns = self._tape.emit, summed.shape[1]
-        with emit.write("_Finish", (summed,), sequence=emit.sequence):
-            emit.wait(self._number)
-            awaited = emit.detached(summed)
-
-        def backward(gradient: Tensor) -> Tensor:
-            if not is_contiguous(gradient):
-                gradient = emit.contiguous(gradient)
-            self._gradient = emit.new_empty(gradient, (self._local_batch * emit.world_size, columns))
-            self._number = emit.all_gather(self._gradient, gradient)
-            return gradient
-
-        return (self._tape.node("_FinishBackward", (summed,), awaited, backward),)
 
 
 class InteractionOps:
