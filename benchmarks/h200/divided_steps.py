@@ -1,9 +1,10 @@
-"""DLRM steps under several ways to divide their tables, predicted and committed, then measured.
+"""DLRM steps that have no part in any model, predicted and committed, then measured.
 
-`python benchmarks/h200/divided_steps.py predict FILE` predicts every case of `steptime_lab.workloads.divided_cases`, without a
-GPU. On one, `steptime measure steps --share-gpu --ranks 2,4,8 --only timed,divided -o DIR` times them. `... score FILE DIR`
-compares: errors as committed, and with the calibration that each group of ranks made of its own machine; of every model
-whether the kinds are in the order in which they were measured.
+`python benchmarks/h200/divided_steps.py predict FILE [GROUP]` predicts every held-out case of a group, without a GPU:
+`divided` (the usual one), under several ways to divide their tables, and `recommenders`, with dense sides in other precisions,
+interactions and optimisers. On one, `steptime measure steps --share-gpu --ranks 1,2,4,8 --only timed,GROUP -o DIR` times them.
+`... score FILE DIR [GROUP]` compares: errors as committed, and with the calibration that each group of ranks made of its own
+machine; of every model with several plans whether these are in the order in which they were measured.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from steptime._sim.modelled.step import modelled
 from steptime_lab.measurements.sets import STEPS
 from steptime_lab.validate.steps.cases import RunCalibrations, platform_of
 from steptime_lab.workloads.case import Case
-from steptime_lab.workloads.divided_cases import divided_cases
+from steptime_lab.workloads.cases import RANKS, held_out_cases
+from steptime_lab.workloads.divided_cases import DIVIDED
 
-RANKS = (2, 4, 8)
 Said = tuple[float, float, float]
 """Milliseconds of a step, and the ends of their interval."""
 
@@ -38,9 +39,9 @@ TIED = 0.02
 """Steps closer than this are in any order."""
 
 
-def cases() -> dict[str, Case]:
-    """All of them, by name."""
-    return {case.name: case for ranks in RANKS for case in divided_cases(ranks)}
+def cases(group: str) -> dict[str, Case]:
+    """All of a group, by name."""
+    return {case.name: case for ranks in RANKS for case in held_out_cases(ranks)[group]}
 
 
 def workload_of(case: Case) -> Workload:
@@ -48,33 +49,35 @@ def workload_of(case: Case) -> Workload:
     return dlrm_workload(Dlrm.from_dict(case.config).with_batch(case.batch), case.ranks, case.plan)
 
 
-def predict(file: Path) -> None:
+def predict(file: str, group: str = DIVIDED) -> None:
     """Writes what is predicted of every case, uncalibrated."""
     found = {}
-    for name, case in cases().items():
+    for name, case in cases(group).items():
         said = predict_on(workload_of(case), platform_of(case.ranks))
         found[name] = {
             "step_time_ms": round(said.step_time_ms, 4),
             "interval_ms": [round(end, 4) for end in said.interval_ms],
             "bound_by": said.bound_by.partition(":")[0],
         }
-    file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    Path(file).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
-def score(file: Path, folder: Path) -> None:
+def score(file: str, folder: str, group: str = DIVIDED) -> None:
     """Prints every case with the errors, and of every model whether its plans are in order."""
-    committed, rows = json.loads(file.read_text(encoding="utf-8")), measured(folder)
+    known = cases(group)
+    committed = json.loads(Path(file).read_text(encoding="utf-8"))
+    rows = {name: each for name, each in measured(Path(folder)).items() if name in known}
     taken = {name: median(row["time_ns"] for row in each) / 1e6 for name, each in rows.items()}
-    calibrations = RunCalibrations(folder)
+    calibrations = RunCalibrations(Path(folder))
     told = {
         "committed": {name: (committed[name]["step_time_ms"], *committed[name]["interval_ms"]) for name in taken},
-        "calibrated": {name: calibrated(cases()[name], calibrations.of_step(each[0])) for name, each in rows.items()},
+        "calibrated": {name: calibrated(known[name], calibrations.of_step(each[0])) for name, each in rows.items()},
     }
     for name, time_ms in taken.items():
         shown = "  ".join(f"{said[name][0]:8.3f} {100 * (said[name][0] / time_ms - 1):+6.1f} %" for said in told.values())
         print(f"{name:40s} {time_ms:8.3f}  {shown}")
     for how, said in told.items():
-        print(f"{how}: {summary(taken, said)}")
+        print(f"{how}: {summary(taken, said, known)}")
 
 
 def measured(folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -93,29 +96,31 @@ def calibrated(case: Case, calibration: Calibration) -> Said:
     return float(steady.period_ns[0]) / 1e6, low / 1e6, high / 1e6
 
 
-def summary(taken: Mapping[str, float], told: Mapping[str, Said]) -> str:
-    """Errors, intervals and order."""
+def summary(taken: Mapping[str, float], told: Mapping[str, Said], known: Mapping[str, Case]) -> str:
+    """Errors and intervals, and the order of plans where models have several."""
     errors = [told[name][0] / time_ms - 1 for name, time_ms in taken.items()]
     gmae = math.exp(sum(math.log(abs(error) + FLOOR) for error in errors) / len(errors))
     inside = sum(told[name][1] <= time_ms <= told[name][2] for name, time_ms in taken.items())
+    text = f"GMAE {gmae:.1%}, middle {median(errors):+.1%}, {inside} of {len(errors)} inside"
     agree, regrets = [], []
-    for names in by_model(taken):
+    for names in by_model(taken, known):
         agree += ordered([(told[name][0], taken[name]) for name in names])
         best = min(names, key=lambda name: told[name][0])
         regrets.append(taken[best] / min(taken[name] for name in names) - 1)
+    if not regrets:
+        return text
     told_regrets = ", ".join(f"{regret:.1%}" for regret in regrets)
     return (
-        f"GMAE {gmae:.1%}, middle {median(errors):+.1%}, {inside} of {len(errors)} inside; {sum(agree)} of {len(agree)} pairs "
-        f"of plans further than {TIED:.0%} apart in order; the plan picked is {told_regrets} slower "
-        "than the fastest of its model"
+        f"{text}; {sum(agree)} of {len(agree)} pairs of plans further than {TIED:.0%} apart in order; the plan picked is "
+        f"{told_regrets} slower than the fastest of its model"
     )
 
 
-def by_model(taken: Mapping[str, float]) -> list[list[str]]:
-    """Names of the measured cases of every model."""
-    known = cases()
+def by_model(taken: Mapping[str, float], known: Mapping[str, Case]) -> list[list[str]]:
+    """Names of the measured cases of every model that has several plans."""
     tasks = dict.fromkeys(known[name].task for name in taken)
-    return [[name for name in taken if known[name].task == task] for task in tasks]
+    groups = [[name for name in taken if known[name].task == task] for task in tasks]
+    return [names for names in groups if len({known[name].rule for name in names}) > 1]
 
 
 def ordered(pairs: Sequence[tuple[float, float]]) -> Iterator[bool]:
@@ -127,7 +132,7 @@ def ordered(pairs: Sequence[tuple[float, float]]) -> Iterator[bool]:
 
 def main(command: str, *given: str) -> Any:
     """One of the two."""
-    return {"predict": predict, "score": score}[command](*map(Path, given))
+    return {"predict": predict, "score": score}[command](*given)
 
 
 if __name__ == "__main__":

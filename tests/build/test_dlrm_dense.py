@@ -29,8 +29,8 @@ from steptime_lab.workloads.torch_arrays import TorchArrays  # noqa: E402
 INNER = "not in the recorded program"  # inner ops of a GPU, which a capture does not show
 # A remark on the job, and how a capture shows that a table keeps its sparse gradient, which is no part of the dense side.
 ELSEWHERE = {
-    "## process_group:init ##", "aten::clone", "aten::empty", "aten::resize_", "aten::_indices", "aten::_values", "aten::is_coalesced",
-    "aten::_sparse_coo_tensor_unsafe", "aten::_sparse_coo_tensor_with_dims_and_tensors",
+    "## process_group:init ##", "aten::clone", "aten::empty", "aten::resize_", "aten::_indices", "aten::_values",
+    "aten::is_coalesced", "aten::_sparse_coo_tensor_unsafe", "aten::_sparse_coo_tensor_with_dims_and_tensors",
 }  # fmt: skip
 CHOICES = [
     {"interaction": interaction, "precision": precision, "dense_optimizer": optimizer}

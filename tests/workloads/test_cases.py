@@ -10,15 +10,17 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from steptime._build.dlrm.model import Dlrm
+from steptime._build.dlrm.model import DENSE_OPTIMIZERS, EXCHANGE_DTYPES, Dlrm
 from steptime._build.dlrm.plan import Plan
 from steptime._build.dlrm.workload import check_kinds
 from steptime.errors import InputError
 from steptime_lab.measure.steps import cases_of
 from steptime_lab.workloads.case import Case, build, workloads
-from steptime_lab.workloads.cases import RANKS, small_cases, step_cases
+from steptime_lab.workloads.cases import RANKS, shrunk, small_cases, step_cases
 from steptime_lab.workloads.divided_cases import divided_cases
+from steptime_lab.workloads.networks.dlrm import DlrmStep
 from steptime_lab.workloads.published import published_models
+from steptime_lab.workloads.recommender_cases import recommender_cases
 
 EVERY = [case for ranks in RANKS for case in (*step_cases(ranks), *small_cases(ranks))]
 
@@ -141,3 +143,27 @@ def test_held_out_cases_are_timed_only_by_name() -> None:
         case.name for case in divided_cases(4)
     }
     assert len(cases_of(2, small=False, only=("divided-bags-rows-r2",))) == 1
+
+
+def test_recommenders_mix_precisions_interactions_optimisers_and_exchanges() -> None:
+    cases = [case for ranks in (1, 2, 4) for case in recommender_cases(ranks)]
+    models = [Dlrm.from_dict(case.config) for case in cases]
+    assert len({case.name for case in cases}) == len(cases) == 20
+    mixed = {(model.precision, model.interaction, case.ranks) for case, model in zip(cases, models, strict=True)}
+    assert mixed == {
+        (precision, how, ranks) for precision in ("tf32", "bf16-autocast") for how in ("dot", "dcnv2") for ranks in (1, 2, 4)
+    }
+    assert {model.dense_optimizer for model in models} == set(DENSE_OPTIMIZERS)
+    assert {model.exchange_precision for model in models} == set(EXCHANGE_DTYPES)
+
+
+@pytest.mark.parametrize("case", recommender_cases(1), ids=lambda case: case.name)
+def test_recommenders_train_on_a_cpu_once_they_are_shrunk(case: Case) -> None:
+    step = build(shrunk(case), Alone(), torch.device("cpu"))
+    assert isinstance(step, DlrmStep)
+    before = [weight.detach().clone() for weight in step.dense.top.parameters()]
+    for _ in range(2):
+        step()
+    assert all(torch.isfinite(weight).all() for weight in step.dense.top.parameters())
+    assert any((now != then).any() for now, then in zip(step.dense.top.parameters(), before, strict=True))
+    step.close()

@@ -160,7 +160,7 @@ STEPS = MeasuredSet(
         pa.field("workload", NAME),  # dlrm | bert | gpt2 | xlnet | resnet50 | inception_v3
         pa.field("name", NAME),  # the case, unique: also the name of its trace files
         pa.field("config", NAME),  # JSON, enough to build it again
-        pa.field("precision", NAME),  # fp32 | bf16
+        pa.field("precision", NAME),  # fp32 | tf32 | bf16 | fp16 (autocast)
         pa.field("batch", pa.int32()),  # global
         pa.field("ranks", pa.int16()),
         pa.field("share", pa.int16()),

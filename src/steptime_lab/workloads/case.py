@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from steptime._lookups.statistics import Statistics
 
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 
 class GroupLike(Protocol):

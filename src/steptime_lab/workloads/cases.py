@@ -6,6 +6,7 @@ The `b` of a name is the batch of all ranks together.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from steptime._build.dlrm.model import Dlrm
 from steptime._shard.rules import Machine, place
@@ -15,6 +16,7 @@ from steptime_lab.workloads.divided_cases import DIVIDED, divided_cases
 from steptime_lab.workloads.drawn_tasks import step_batches, step_tasks
 from steptime_lab.workloads.networks import bert, gpt2, inception_v3, resnet50, xlnet
 from steptime_lab.workloads.published import published_models, with_bags
+from steptime_lab.workloads.recommender_cases import RECOMMENDERS, recommender_cases
 
 RANKS = (1, 2, 4, 8)
 
@@ -25,6 +27,8 @@ PUBLISHED_BATCHES = (2048, 4096)
 
 FEW_TASKS = 4
 """Tasks measured on 8 ranks, which have two cores each."""
+
+_SHRUNK_SAMPLES, _SHRUNK_ROWS, _SHRUNK_LOOKUPS = 8, 64, 2.0
 
 # Samples per rank, as published (larger ones do not fit four times on one GPU).
 TRANSFORMERS = (("bert", bert.BASE, (8, 16, 32)), ("gpt2", gpt2.BASE, (8, 16, 32)), ("xlnet", xlnet.BASE, (4, 8, 16)))
@@ -50,7 +54,23 @@ def step_cases(ranks: int) -> tuple[Case, ...]:
 
 def held_out_cases(ranks: int) -> dict[str, tuple[Case, ...]]:
     """Cases of that many ranks that have no part in any model, by what `--only` calls them together."""
-    return {DIVIDED: divided_cases(ranks)}
+    return {DIVIDED: divided_cases(ranks), RECOMMENDERS: recommender_cases(ranks)}
+
+
+def shrunk(case: Case) -> Case:
+    """A DLRM on few samples and short tables, to try it out on a CPU."""
+    model = Dlrm.from_dict(case.config)
+    tables = [
+        replace(
+            table,
+            generator=replace(
+                table.generator, rows=min(table.rows, _SHRUNK_ROWS), pooling=min(table.pooling_factor, _SHRUNK_LOOKUPS)
+            ),
+        )
+        for table in model.tables
+    ]
+    small = replace(model, batch=_SHRUNK_SAMPLES * case.ranks, tables=tuple(tables))
+    return replace(case, config=small.to_dict(), batch=small.batch)
 
 
 def small_cases(ranks: int) -> tuple[Case, ...]:

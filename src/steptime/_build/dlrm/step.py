@@ -174,8 +174,6 @@ def parameter_count(model: Dlrm) -> int:
     return dense + sum(table.rows * table.dim for table in model.tables)
 
 
-
-
 class InteractionOps:
     """How the bottom MLP meets the lookups: side by side, or all pairwise dot products.
 

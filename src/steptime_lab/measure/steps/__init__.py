@@ -65,13 +65,13 @@ def cases_of(ranks: int, *, small: bool, only: Sequence[str]) -> list[Case]:
 
     Held-out cases are timed only where they, or all of them, are named.
     """
-    from steptime_lab.workloads.cases import held_out_cases, small_cases, step_cases
+    from steptime_lab.workloads.cases import held_out_cases, shrunk, small_cases, step_cases
 
     every = small_cases(ranks) if small else step_cases(ranks)
     named = {name for name in only if name not in (*KINDS, AGAIN)}
     chosen = [case for case in every if not named or case.workload in named or case.name in named]
-    for group, cases in ({} if small else held_out_cases(ranks)).items():
-        chosen += [case for case in cases if group in named or case.name in named]
+    for group, cases in held_out_cases(ranks).items():
+        chosen += [shrunk(case) if small else case for case in cases if group in named or case.name in named]
     return chosen
 
 
