@@ -18,7 +18,8 @@ from steptime._whatif.edits import (
     without_synchronisations,
     without_works,
 )
-from steptime._whatif.grammar import GRAPH, LEVEL, PROFILER, REMOVE, SCALE, SET, Change, Target, error
+from steptime._whatif.grammar import GRAPH, LEVEL, NO_OVERLAP, OVERLAP, PROFILER, REMOVE, SCALE, SET, Change, Target, error
+from steptime._whatif.overlap import overlapped, waited_for
 from steptime._whatif.targets import RANK, SYNC, Selection, menu, select
 
 Cohorts = tuple[Cohort, ...]
@@ -39,7 +40,16 @@ def applied(change: Change, cohorts: Cohorts) -> Cohorts:
     if all(each.empty for each in selected):
         what = f"nothing here is called {target.name!r}" if target.name else f"no {target} in this step"
         raise error(change.text, f"{what}; there is {menu(cohorts, target)}")
+    if change.action in (OVERLAP, NO_OVERLAP) and not any(_communicates(*each) for each in zip(cohorts, selected, strict=True)):
+        kinds = sorted({each.kind for cohort in cohorts for each in cohort.program.collectives})
+        raise error(
+            change.text, f"only collectives overlap with computation; there is {', '.join(kinds) or 'none in this step'}"
+        )
     return tuple(_changed(change, cohort, each) for cohort, each in zip(cohorts, selected, strict=True))
+
+
+def _communicates(cohort: Cohort, selected: Selection) -> bool:
+    return bool((cohort.program.works.kind[selected.works] == WorkKind.COLLECTIVE).any())
 
 
 def _changed(change: Change, cohort: Cohort, selected: Selection) -> Cohort:
@@ -53,7 +63,8 @@ def _changed(change: Change, cohort: Cohort, selected: Selection) -> Cohort:
         if change.target.kind == SYNC:
             return without_synchronisations(cohort, selected.calls)
         return scaled_host(without_works(cohort, selected.works), selected.gaps, selected.calls, 0.0)
-    raise error(change.text, f"{change.target} cannot be overlapped")
+    communicating = selected.works & (cohort.program.works.kind == WorkKind.COLLECTIVE)
+    return overlapped(cohort, communicating) if change.action == OVERLAP else waited_for(cohort, communicating)
 
 
 def _in_a_graph(cohort: Cohort) -> Cohort:

@@ -55,10 +55,10 @@ def without_works(cohort: Cohort, works: Mask) -> Cohort:
     return scaled_host(result, np.zeros(len(calls), dtype=bool), emptied, 0.0)
 
 
-def scaled_host(cohort: Cohort, gaps: Mask, calls: Mask, factor: float | Floats) -> Cohort:
-    """Host work before some calls, and some calls themselves, take so many times as long."""
+def scaled_host(cohort: Cohort, gaps: Mask | Floats, calls: Mask, factor: float) -> Cohort:
+    """Host work before some calls (or so much of it) and some calls themselves take so many times as long."""
     timing = cohort.timing
-    gap = np.where(gaps, factor, 1.0)[:, None, None]
+    gap = (1.0 + gaps * (factor - 1.0))[:, None, None]
     call = np.where(calls, factor, 1.0)[:, None, None]
     return _with(cohort, gap_ns=_whole(timing.gap_ns * gap), call_ns=_whole(timing.call_ns * call))
 

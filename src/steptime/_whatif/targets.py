@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from steptime._ops.families import WorkFamily, work_families
-from steptime._program.program import CallKind, Program, WorkKind
+from steptime._program.program import CallKind, IntColumn, Program, WorkKind
 from steptime._sim.core.timing import Cohort
 from steptime._units import ms
-from steptime._whatif.edits import SYNCHRONISING, Mask
+from steptime._whatif.edits import SYNCHRONISING, Floats, Mask
 from steptime._whatif.grammar import Target, pattern
 
-HOST, LAUNCH, DEVICE, COMMUNICATION, SYNC, RANK = "host", "launch", "device", "communication", "sync", "rank"
+HOST, PYTHON, LAUNCH, SYNC, RANK = "host", "python", "launch", "sync", "rank"
+DEVICE, COMMUNICATION = "device", "communication"
 # Other words for families.
 _ALIASES = {
     "lookup": "embedding", "lookups": "embedding", "memcpy": "copy", "softmax": "softmax_loss", "loss": "softmax_loss",
@@ -23,14 +24,16 @@ _ALIASES = {
 }  # fmt: skip
 _FAMILIES = {family.label: family for family in WorkFamily}
 _SHOWN = 6
+# Frames of libraries around Python, not ops.
+_FRAMES = ("FSDP::",)
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """Of one program: works, and calls with the host work before them."""
+    """Of one program: works, calls, and how much of the host work before each call."""
 
     works: Mask
-    gaps: Mask
+    gaps: Mask | Floats
     calls: Mask
 
     @property
@@ -43,22 +46,25 @@ def select(program: Program, target: Target) -> Selection:
     """What a target selects in a program; nothing where it does not know the target's kind."""
     works, calls = np.zeros(len(program.works), dtype=bool), np.zeros(len(program.calls), dtype=bool)
     kind = _ALIASES.get(target.kind, target.kind)
-    if kind == HOST:
-        return Selection(works, ~calls, ~calls)
-    if kind == LAUNCH:
-        return Selection(works, calls, np.isin(program.calls.kind, (CallKind.LAUNCH, CallKind.BLOCKING_COPY)))
-    if kind == SYNC:
-        return Selection(works, calls, synchronising(program) & _named_calls(program, target.name))
-    if kind == "op":
-        return _of_ops(program, target.name)
+    on_host: dict[str, Callable[[], Selection]] = {
+        HOST: lambda: Selection(works, ~calls, ~calls),
+        PYTHON: lambda: Selection(works, outside_ops(program), calls),
+        LAUNCH: lambda: Selection(works, calls, np.isin(program.calls.kind, (CallKind.LAUNCH, CallKind.BLOCKING_COPY))),
+        SYNC: lambda: Selection(works, calls, synchronising(program) & _named_calls(program, target.name)),
+        "op": lambda: _of_ops(program, target.name),
+    }
+    return on_host[kind]() if kind in on_host else Selection(_works(program, kind, target.name), calls, calls)
+
+
+def _works(program: Program, kind: str, name: str) -> Mask:
     if kind == DEVICE:
-        return Selection(program.works.kind != WorkKind.COLLECTIVE, calls, calls)
+        return np.asarray(program.works.kind != WorkKind.COLLECTIVE)
     if kind == "kernel":
-        matching = np.array([bool(pattern(target.name).search(name)) for name in program.names], dtype=bool)
-        return Selection(matching[program.works.name], calls, calls)
+        matching = np.array([bool(pattern(name).search(each)) for each in program.names], dtype=bool)
+        return np.asarray(matching[program.works.name])
     if kind in _FAMILIES:
-        return Selection(work_families(program) == _FAMILIES[kind], calls, calls)
-    return Selection(collectives(program, kind), calls, calls)
+        return np.asarray(work_families(program) == _FAMILIES[kind])
+    return collectives(program, kind)
 
 
 def collectives(program: Program, kind: str) -> Mask:
@@ -72,6 +78,41 @@ def collectives(program: Program, kind: str) -> Mask:
 def synchronising(program: Program) -> Mask:
     """The calls in which the host may wait for the device."""
     return np.isin(program.calls.kind, (*SYNCHRONISING, CallKind.BLOCKING_COPY))
+
+
+def outside_ops(program: Program) -> Floats:
+    """Per call, how much of the host work before it is in no op: Python, data loading, logging. None where nothing was timed.
+
+    Labels that a user or a class gives are no ops: what is in them and in no op of a library is Python too.
+    """
+    calls, ops = program.calls, program.ops
+    result = np.zeros(len(calls))
+    library = np.array(["::" in name and not name.startswith(_FRAMES) for name in program.names], dtype=bool)
+    for thread in range(len(program.threads)):
+        rows = np.flatnonzero((calls.thread == thread) & (calls.start_ns >= 0))
+        spans = np.flatnonzero((ops.thread == thread) & library[ops.name] & (ops.start_ns >= 0))
+        if len(rows) < 2:
+            continue
+        since = np.maximum(
+            calls.end_ns[rows[:-1]], np.where(calls.after[rows[1:]] >= 0, calls.end_ns[calls.after[rows[1:]]], 0)
+        )
+        until = np.maximum(calls.start_ns[rows[1:]], since)
+        inside = _covered(ops.start_ns[spans], ops.end_ns[spans], until) - _covered(
+            ops.start_ns[spans], ops.end_ns[spans], since
+        )
+        result[rows[1:]] = 1.0 - inside / np.maximum(until - since, 1)
+    return np.where(result > 0, result, 0.0)
+
+
+def _covered(start_ns: IntColumn, end_ns: IntColumn, at_ns: IntColumn) -> IntColumn:
+    """How much of the time up to some moments is within one of the spans or more; spans come in order of their starts."""
+    if not len(start_ns):
+        return np.zeros(len(at_ns), dtype=np.int64)
+    reach = np.maximum.accumulate(end_ns)
+    first = np.flatnonzero(np.append(True, start_ns[1:] > reach[:-1]))
+    begin, end = start_ns[first], np.maximum.reduceat(end_ns, first)
+    total, index = np.cumsum(end - begin), np.searchsorted(begin, at_ns, side="right") - 1
+    return np.asarray(np.where(index < 0, 0, total[index] - np.maximum(end[index] - at_ns, 0)), dtype=np.int64)
 
 
 def _named_calls(program: Program, name: str) -> Mask:
@@ -125,8 +166,9 @@ def available(cohorts: Sequence[Cohort]) -> list[str]:
     present = Counter(family for program in programs for family in work_families(program).tolist())
     families = [family.label for family in WorkFamily if present[family] and family != WorkFamily.COMMUNICATION]
     kinds = dict.fromkeys(each.kind for program in programs for each in program.collectives)
+    python = [PYTHON] if any(outside_ops(program).any() for program in programs) else []
     sync = [SYNC] if any(synchronising(program).any() for program in programs) else []
-    return [*families, *([COMMUNICATION] if kinds else []), *kinds, DEVICE, HOST, LAUNCH, *sync]
+    return [*families, *([COMMUNICATION] if kinds else []), *kinds, DEVICE, HOST, *python, LAUNCH, *sync]
 
 
 def _kernel_times(cohorts: Sequence[Cohort]) -> Counter[str]:
