@@ -136,3 +136,40 @@ def test_random_texts_are_changes_or_one_line() -> None:
         except steptime.InputError as error:
             assert "\n" not in str(error)
             assert len(str(error)) < 2000
+
+
+def named_saves_ms(name: str, text: str, platform: str | None = None) -> float:
+    found = steptime.predict(EXAMPLES / name, platform, what_if=[text]).to_dict()
+    return float(found["changes"][0]["saves_ms"])
+
+
+def test_named_changes_of_a_recording_take_ratios_of_models() -> None:
+    step_ms = steptime.predict(EXAMPLES / "prefetch_sync").step_time_ms
+    tf32, bf16 = named_saves_ms("prefetch_sync", "tf32 on"), named_saves_ms("prefetch_sync", "bf16 on")
+    assert 0 < tf32 < step_ms
+    assert 0 < bf16 < step_ms
+    assert 0 < named_saves_ms("prefetch_sync", "optimizer fused") < step_ms
+    twice = named_saves_ms("prefetch_sync", "batch * 2")
+    assert -2 * step_ms < twice < 0 < named_saves_ms("prefetch_sync", "batch * 0.5")
+
+
+def test_another_batch_is_about_what_the_config_with_it_takes() -> None:
+    config, platform = EXAMPLES / "configs" / "bert.toml", "1xh200"
+    before, after = (steptime.predict(config, platform, batch=batch) for batch in (16, 32))
+    answer = steptime.predict(config, platform, batch=16, what_if=["batch = 32"])
+    assert answer.step_time_ms == pytest.approx(after.step_time_ms, rel=0.05)
+    assert before.step_time_ms < answer.step_time_ms
+
+
+def test_named_changes_that_change_nothing_say_so() -> None:
+    with pytest.raises(steptime.InputError, match="no step of an optimiser"):
+        named_saves_ms("gpt_graph", "optimizer fused")
+    with pytest.raises(steptime.InputError, match="only collectives overlap"):
+        named_saves_ms("prefetch_sync", "matmul overlap")
+
+
+def test_collectives_waited_for_at_once_cost_time_and_overlapped_ones_save_none_of_it_twice() -> None:
+    for name in ("dlrm_overlap4", "gpt_fsdp2_small"):
+        waited, beside = saves_ms(name, "communication no-overlap"), saves_ms(name, "communication overlap")
+        gone = saves_ms(name, "communication remove")
+        assert waited <= 0 <= beside <= gone

@@ -73,16 +73,16 @@ def predict(
     if power_cap_w is not None:
         # It goes before the one that the calibration found.
         machine, speed = replace(machine, device=machine.device.capped(power_cap_w)), replace(speed, power_cap_w=None)
-    return _answered(predict_on(workload, machine, calibration=speed, strict=strict), changes)
+    return _answered(predict_on(workload, machine, calibration=speed, strict=strict), changes, machine)
 
 
-def _answered(step: PredictedStep, changes: Sequence[Change]) -> Prediction:
+def _answered(step: PredictedStep, changes: Sequence[Change], platform: Platform | None = None) -> Prediction:
     """The answer about a step, or about the step with changes."""
     if not changes:
         return Prediction.of(step)
     from steptime._api.whatif import changed
 
-    return changed(step, changes)
+    return changed(step, changes, platform)
 
 
 def replay(source: Source, *, measured: str | Path | None = None) -> Replayed:

@@ -20,7 +20,7 @@ from steptime._sim.core.steady import Steady, steady
 from steptime._sim.core.timing import Cohort
 from steptime._sim.explain.activity import Window
 from steptime._sim.prediction import PredictedStep, explain
-from steptime._units import ms
+from steptime._units import NS_PER_MS, ms
 from steptime._whatif.apply import Cohorts, applied
 from steptime._whatif.grammar import Change
 
@@ -74,6 +74,9 @@ class Scene:
         self.steps = max(1, *(len(cohort.program.steps) for cohort in self.cohorts))
         self.before = self._play(self.cohorts)
         self._error = _log_error(prediction)
+        self._step_ns = (
+            prediction.step_time_ms * NS_PER_MS
+        )  # the steady state and, of a single recorded step, what it took more
         self._drawn_before: Floats | None = None
 
     def what_if(self, changes: Sequence[Change]) -> WhatIf:
@@ -100,7 +103,8 @@ class Scene:
     def explained(self, changes: Sequence[Change]) -> tuple[PredictedStep, Saving]:
         """The step with changes, and what they save together."""
         result = self._play(self.changed(changes))
-        before_ns, after_ns = float(self.before.period_ns[0]), float(result.period_ns[0])
+        saved_ns = float(self.before.period_ns[0] - result.period_ns[0])
+        before_ns, after_ns = self._step_ns, self._step_ns - saved_ns
         drawn_before, drawn_after = self._drawn(changes)
         saved = drawn_before - drawn_after
         interval = (
@@ -108,18 +112,18 @@ class Scene:
             ms(max(np.quantile(saved, LEVELS[1]), before_ns - after_ns)),
         )
         low, high = np.quantile(drawn_after, LEVELS)
-        after = self._explained(result, (ms(min(low, after_ns)), ms(max(high, after_ns))))
+        after = self._explained(result, after_ns, (ms(min(low, after_ns)), ms(max(high, after_ns))))
         path = {kind.kind: kind.share for kind in after.critical_path.kinds}
         texts = tuple(change.text for change in changes)
         return after, Saving(texts, ms(before_ns), ms(after_ns), interval, after.bound_by, path)
 
-    def _explained(self, result: Steady, interval_ms: tuple[float, float]) -> PredictedStep:
+    def _explained(self, result: Steady, step_ns: float, interval_ms: tuple[float, float]) -> PredictedStep:
         base = self.prediction
         explained = explain(
             base.workload,
             result.timeline,
             Window(self.steps),
-            step_ns=float(result.period_ns[0]),
+            step_ns=step_ns,
             interval_ms=interval_ms,
             complete=not base.workload.absent or base.platform is not None,
             first_step_ms=ms(result.first_ns[0]),

@@ -1,0 +1,131 @@
+"""Another batch: the shapes of activations and of what is made from them, with the dimension of the samples longer or shorter.
+
+A recording does not say which dimension counts samples. Tensors that are parameters (or their gradients and states) are known
+by the shapes that the optimiser updates and gradients have; all others are activations, whose first dimension is a multiple of
+the batch. In the product that makes a weight's gradient, the dimension that is summed over is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from steptime._ops.catalogue import op_kind
+from steptime._ops.table import arguments_of
+from steptime._program.program import Phase, Program, Signature, Tensor, Value
+from steptime._whatif.grammar import SCALE, Change, error
+from steptime._whatif.optimizers import gradient_shapes, steps_of
+
+Shape = tuple[int, ...]
+
+# The batch divides the first dimension of nearly all activations: not of masks, of what is stacked and of positions.
+_NEARLY_ALL = 0.75
+# Products of two matrices, and where their factors are among the arguments.
+_PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """How the shapes of a program depend on its batch."""
+
+    size: int
+    parameters: frozenset[Shape]
+
+    @classmethod
+    def of(cls, change: Change, program: Program) -> Batch:
+        """What a program says about it."""
+        parameters = frozenset(_parameters(program))
+        size = _common(_first_dimensions(program, parameters))
+        if size is None:
+            raise error(
+                change.text,
+                "which dimension of its tensors counts samples is not known: record with record_shapes=True, or give a config",
+            )
+        return cls(size, parameters)
+
+    def factor(self, change: Change, known: int | None) -> float:
+        """How many times as many samples are asked for; `known` is the batch of all ranks, else that of one is meant."""
+        return change.amount if change.choice == SCALE else change.amount / (known or self.size)
+
+    def rewrite(self, factor: float) -> Callable[[Program, int, Signature], Signature]:
+        """What makes an op's signature one of so many times as many samples."""
+
+        def rewritten(program: Program, row: int, signature: Signature) -> Signature:
+            name = op_kind(program.names[int(program.ops.name[row])]).plain
+            summed = self._summed(name, signature)
+            inputs = tuple(self._value(each, factor, summed.get(at, 0)) for at, each in enumerate(signature.inputs))
+            outputs = signature.outputs if summed else tuple(self._value(each, factor, 0) for each in signature.outputs)
+            return (
+                signature
+                if (inputs, outputs) == (signature.inputs, signature.outputs)
+                else replace(signature, inputs=inputs, outputs=outputs)
+            )
+
+        return rewritten
+
+    def _summed(self, name: str, signature: Signature) -> dict[int, int]:
+        """Per argument of a product that makes a weight's gradient: the dimension that is summed over."""
+        if name not in _PRODUCTS:
+            return {}
+        left, right = (signature.inputs[at] if at < len(signature.inputs) else None for at in _PRODUCTS[name])
+        if not isinstance(left, Tensor) or not isinstance(right, Tensor) or len(left.shape) < 2 or len(right.shape) < 2:
+            return {}
+        result = (left.shape[-2], right.shape[-1])
+        one_of_weights = left.shape in self.parameters or right.shape in self.parameters
+        if len(left.shape) > 2 or result not in self.parameters or left.shape[-1] % self.size or one_of_weights:
+            return {}
+        return {_PRODUCTS[name][0]: len(left.shape) - 1, _PRODUCTS[name][1]: len(right.shape) - 2}
+
+    def _value(self, value: Value, factor: float, dimension: int) -> Value:
+        if isinstance(value, tuple):
+            return tuple(self._value(each, factor, dimension) for each in value)
+        if not isinstance(value, Tensor) or len(value.shape) <= dimension or value.shape in self.parameters:
+            return value
+        if not dimension and value.shape[0] % self.size and self.size in value.shape:
+            dimension = value.shape.index(self.size)  # of what is stacked, as queries, keys and values are
+        if not value.shape[dimension] or value.shape[dimension] % self.size:
+            return value
+        shape = tuple(max(1, round(each * factor)) if at == dimension else each for at, each in enumerate(value.shape))
+        return replace(value, shape=shape, strides=_strides(value, dimension, factor))
+
+
+def _strides(tensor: Tensor, dimension: int, factor: float) -> Shape | None:
+    """Strides beyond that of the longer dimension grow with it."""
+    if tensor.strides is None or len(tensor.strides) != len(tensor.shape):
+        return tensor.strides
+    own = tensor.strides[dimension] * tensor.shape[dimension]
+    return tuple(
+        round(each * factor) if at != dimension and each >= own and own else each for at, each in enumerate(tensor.strides)
+    )
+
+
+def _parameters(program: Program) -> Iterator[Shape]:
+    """Shapes of parameters, as they are and transposed."""
+    for step in steps_of(program):
+        for shape in step.shapes:
+            yield from (shape, shape[::-1])
+    for shape in gradient_shapes(program):
+        yield from (shape, shape[::-1])
+
+
+def _first_dimensions(program: Program, parameters: frozenset[Shape]) -> Counter[int]:
+    """First dimensions of activations in the forward pass, of tensors of two dimensions or more."""
+    counts: Counter[int] = Counter()
+    ops = program.ops
+    for signature, phase in zip(ops.signature.tolist(), ops.phase.tolist(), strict=True):
+        if signature < 0 or phase != Phase.FORWARD:
+            continue
+        for tensor in arguments_of(program.signatures[signature]).inputs:
+            if len(tensor.shape) > 1 and tensor.shape not in parameters and tensor.shape[0] > 1:
+                counts[tensor.shape[0]] += 1
+    return counts
+
+
+def _common(firsts: Counter[int]) -> int | None:
+    """The largest size that is one of these and divides nearly all of them."""
+    total = sum(firsts.values())
+    divides = [
+        size for size in firsts if sum(count for each, count in firsts.items() if each % size == 0) >= _NEARLY_ALL * total
+    ]
+    return max(divides, default=None)
