@@ -24,7 +24,7 @@ _SEED = 23_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Model:
+class _Recommender:
     """What is chosen of a model; lookups are drawn."""
 
     tables: int
@@ -36,18 +36,18 @@ class _Model:
     features: int = 13
 
 
-_MODELS: Mapping[str, _Model] = {
-    "small-dot": _Model(8, (64, 32), (128, 64, 1), (1e3, 1e5), (1, 20)),
-    "middle-dot": _Model(12, (256, 64), (512, 256, 1), (1e3, 1e6), (1, 60)),
-    "criteo-dot": _Model(26, (512, 256, 128), (1024, 1024, 512, 256, 1), (1e3, 1e6), (1, 30)),
-    "middle-cross": _Model(13, (256, 32), (512, 256, 1), (1e3, 1e6), (1, 60), cross=(3, 64)),
-    "wide-cross": _Model(10, (512, 32), (1024, 512, 1), (1e3, 1e6), (1, 40), cross=(2, None)),
-    "criteo-cross": _Model(26, (512, 256, 128), (1024, 1024, 512, 256, 1), (1e3, 1e6), (1, 30), cross=(3, 512)),
+_MODELS: Mapping[str, _Recommender] = {
+    "small-dot": _Recommender(8, (64, 32), (128, 64, 1), (1e3, 1e5), (1, 20)),
+    "middle-dot": _Recommender(12, (256, 64), (512, 256, 1), (1e3, 1e6), (1, 60)),
+    "criteo-dot": _Recommender(26, (512, 256, 128), (1024, 1024, 512, 256, 1), (1e3, 1e6), (1, 30)),
+    "middle-cross": _Recommender(13, (256, 32), (512, 256, 1), (1e3, 1e6), (1, 60), cross=(3, 64)),
+    "wide-cross": _Recommender(10, (512, 32), (1024, 512, 1), (1e3, 1e6), (1, 40), cross=(2, None)),
+    "criteo-cross": _Recommender(26, (512, 256, 128), (1024, 1024, 512, 256, 1), (1e3, 1e6), (1, 30), cross=(3, 512)),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _Chosen:
     """One of the cases."""
 
     model: str
@@ -62,26 +62,26 @@ class _Step:
 
 _TF32, _BF16 = "tf32", "bf16-autocast"
 _STEPS = (
-    _Step("small-dot", 1, 512, _TF32, "sgd"),
-    _Step("small-dot", 1, 2048, _BF16, "adam"),
-    _Step("middle-dot", 1, 32768, _BF16, "adagrad", "rowwise_adagrad"),
-    _Step("criteo-dot", 1, 8192, _TF32, "adam"),
-    _Step("criteo-dot", 1, 16384, _BF16, "sgd"),
-    _Step("middle-cross", 1, 1024, _BF16, "adagrad", "rowwise_adagrad"),
-    _Step("criteo-cross", 1, 8192, _TF32, "adagrad", "rowwise_adagrad"),
-    _Step("criteo-cross", 1, 8192, _BF16, "adam"),
-    _Step("wide-cross", 1, 65536, _TF32, "adam_fused"),
-    _Step("small-dot", 2, 1024, _BF16, "sgd"),
-    _Step("middle-dot", 2, 2048, _TF32, "adam", exchange_precision="fp16"),
-    _Step("middle-dot", 2, 8192, _BF16, "sgd"),
-    _Step("middle-cross", 2, 1024, _TF32, "sgd", lookup="embedding_bag"),
-    _Step("middle-cross", 2, 8192, _BF16, "adagrad", "rowwise_adagrad", exchange_precision="bf16"),
-    _Step("wide-cross", 2, 4096, _BF16, "adam"),
-    _Step("small-dot", 4, 512, _TF32, "adagrad"),
-    _Step("middle-dot", 4, 2048, _BF16, "adam"),
-    _Step("middle-cross", 4, 2048, _TF32, "adam", exchange_precision="fp16"),
-    _Step("middle-cross", 4, 4096, _BF16, "adagrad", "rowwise_adagrad"),
-    _Step("wide-cross", 4, 1024, _BF16, "sgd_fused", exchange_precision="bf16"),
+    _Chosen("small-dot", 1, 512, _TF32, "sgd"),
+    _Chosen("small-dot", 1, 2048, _BF16, "adam"),
+    _Chosen("middle-dot", 1, 32768, _BF16, "adagrad", "rowwise_adagrad"),
+    _Chosen("criteo-dot", 1, 8192, _TF32, "adam"),
+    _Chosen("criteo-dot", 1, 16384, _BF16, "sgd"),
+    _Chosen("middle-cross", 1, 1024, _BF16, "adagrad", "rowwise_adagrad"),
+    _Chosen("criteo-cross", 1, 8192, _TF32, "adagrad", "rowwise_adagrad"),
+    _Chosen("criteo-cross", 1, 8192, _BF16, "adam"),
+    _Chosen("wide-cross", 1, 65536, _TF32, "adam_fused"),
+    _Chosen("small-dot", 2, 1024, _BF16, "sgd"),
+    _Chosen("middle-dot", 2, 2048, _TF32, "adam", exchange_precision="fp16"),
+    _Chosen("middle-dot", 2, 8192, _BF16, "sgd"),
+    _Chosen("middle-cross", 2, 1024, _TF32, "sgd", lookup="embedding_bag"),
+    _Chosen("middle-cross", 2, 8192, _BF16, "adagrad", "rowwise_adagrad", exchange_precision="bf16"),
+    _Chosen("wide-cross", 2, 4096, _BF16, "adam"),
+    _Chosen("small-dot", 4, 512, _TF32, "adagrad"),
+    _Chosen("middle-dot", 4, 2048, _BF16, "adam"),
+    _Chosen("middle-cross", 4, 2048, _TF32, "adam", exchange_precision="fp16"),
+    _Chosen("middle-cross", 4, 4096, _BF16, "adagrad", "rowwise_adagrad"),
+    _Chosen("wide-cross", 4, 1024, _BF16, "sgd_fused", exchange_precision="bf16"),
 )
 
 
@@ -90,7 +90,7 @@ def recommender_cases(ranks: int) -> tuple[Case, ...]:
     return tuple(_case(step) for step in _STEPS if step.ranks == ranks)
 
 
-def _case(step: _Step) -> Case:
+def _case(step: _Chosen) -> Case:
     model = _drawn(step)
     short = step.precision.removesuffix("-autocast")
     name = f"recommender-{step.model}-{short}-{step.dense_optimizer.replace('_', '-')}-b{model.batch}-r{step.ranks}"
@@ -98,7 +98,7 @@ def _case(step: _Step) -> Case:
     return Case("dlrm", name, model.to_dict(), short, model.batch, step.ranks, plan, model.name, _RULE)
 
 
-def _drawn(step: _Step) -> Dlrm:
+def _drawn(step: _Chosen) -> Dlrm:
     chosen, draws = _MODELS[step.model], Draws(_SEED + list(_MODELS).index(step.model))
     streams = [draws.stream(PRODUCTION_2022, chosen.rows, chosen.pooling) for _ in range(chosen.tables)]
     model = Dlrm(
