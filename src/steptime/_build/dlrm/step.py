@@ -20,6 +20,7 @@ from steptime._build.emit.emitter import CONTIGUOUS, Emitter
 from steptime._build.emit.gradients import Optimizer, Reducer
 from steptime._build.emit.layers import activation, add, bmm, cat, linear, mul
 from steptime._build.emit.losses import binary_cross_entropy, mse_loss
+from steptime._build.emit.scaling import LossScaler
 from steptime._build.emit.tape import Tape
 from steptime._build.emit.views import to_dtype, transpose, view
 from steptime._build.emit.writer import is_contiguous, strides_of
@@ -82,9 +83,13 @@ class _Step:
         else:
             emit.same_dtype(prediction, node=True)
         loss = (mse_loss if self._model.loss == "mse" else binary_cross_entropy)(tape, prediction, self._labels)
-        tape.backward(loss)
-        parameters = [*self._bottom.parameters, *self._top.parameters]
-        self._optimizer.step([tape.gradients[parameter.id or 0] for parameter in parameters])
+        scaler = LossScaler(tape) if tape.autocast == "float16" else None
+        tape.backward(loss if scaler is None else scaler.scaled(loss))
+        gradients = [tape.gradients[each.id or 0] for each in (*self._bottom.parameters, *self._top.parameters)]
+        if scaler is None:
+            self._optimizer.step(gradients)
+        else:
+            scaler.step(self._optimizer, gradients)
         for tables in (*self._copies, *(sharded for sharded, _ in self._sharded)):
             tables.update()
 

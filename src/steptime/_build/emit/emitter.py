@@ -238,6 +238,21 @@ class Emitter(Writer):
         """`x.to(dtype)` of a tensor that has it."""
         self.op("to", (x, DTYPE_NUMBERS[x.dtype], False, False, None), (x,), node=node)
 
+    def placed(self, x: Tensor, *, non_blocking: bool = True) -> None:
+        """`x.to(device, non_blocking=True)` of a tensor that is there."""
+        self.op("to", (x, *self.options(x), None, non_blocking, False, None), (x,))
+
+    def placed_copy(self, x: Tensor) -> Tensor:
+        """`x.to(device, non_blocking=True, copy=True)`."""
+        y = self.tensor(x.shape, x.dtype)
+        with (
+            self.op("to", (x, *self.options(x), None, True, True, None), (y,)),
+            self.op("_to_copy", (x, *self.options(x), None, True, None), (y,)),
+        ):
+            self.empty_strided(y, pinned=False)
+            self.op("copy_", (y, x, True), (y,))
+        return y
+
     def index_select(self, x: Tensor, index: Tensor, y: Tensor | None = None) -> Tensor:
         """`x.index_select(0, index)`: on a GPU a gather along an index that is spread over the columns."""
         (count,), rest = index.shape, x.shape[1:]

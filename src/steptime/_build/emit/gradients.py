@@ -154,7 +154,8 @@ class Optimizer:
         self._masters = self._like_masters() if self._mixed else self._weights
         self._label, moments = _KINDS[kind]
         self._moments = tuple(self._like_masters() for _ in range(moments))
-        self._counts = tuple(emit.tensor((), device=None if kind.endswith("_fused") else "cpu") for _ in weights)
+        self._counts = tuple(emit.tensor((), device=None if self.fused else "cpu") for _ in weights)
+        self._scaling: tuple[Tensor, Tensor] | None = None
 
     def _like_masters(self) -> tuple[Tensor, ...]:
         like = ((each.shape, "float32" if self._mixed else each.dtype, each.strides) for each in self._weights)
@@ -164,9 +165,14 @@ class Optimizer:
         """Lets go of the gradients."""
         zero_grad(self._emit, self._label)
 
-    def step(self, gradients: Sequence[Tensor]) -> None:
-        """Writes one update."""
-        emit = self._emit
+    @property
+    def fused(self) -> bool:
+        """Whether one kernel does it all."""
+        return self._kind.endswith("_fused")
+
+    def step(self, gradients: Sequence[Tensor], scaling: tuple[Tensor, Tensor] | None = None) -> None:
+        """Writes one update; a fused one may be given the scale of the gradients and whether one of them is infinite."""
+        emit, self._scaling = self._emit, scaling
         ways: dict[str, Callable[[tuple[Tensor, ...]], None]] = {
             "sgd": self._sgd, "sgd_fused": self._fused_sgd, "adagrad": self._adagrad, "adam": self._adam,
             "adam_fused": self._fused_adam, "adamw": self._adam, "adamw_fused": self._fused_adam,
@@ -186,16 +192,25 @@ class Optimizer:
         sgd(self._emit, self._masters, gradients, self._rate)
 
     def _fused_sgd(self, gradients: tuple[Tensor, ...]) -> None:
-        rest = (0.0, 0.0, self._rate, 0.0, False, False, False, None, None)
-        self._emit.op("_fused_sgd_", (self._masters, gradients, (), *rest))
+        rest = (0.0, 0.0, self._rate, 0.0, False, False, False)
+        self._emit.op("_fused_sgd_", (self._masters, gradients, (), *rest, *self._scale_and_check()))
 
     def _fused_adam(self, gradients: tuple[Tensor, ...]) -> None:
-        first, second = self._moments
+        (first, second), scaling = self._moments, self._scale_and_check()
         self._emit.op("_foreach_add_", (self._counts, 1))
         decayed = self._kind == "adamw_fused"
-        rest = (self._rate, 0.9, 0.999, 0.01 if decayed else 0.0, _EPSILON, False, False, None, None)
+        rest = (self._rate, 0.9, 0.999, 0.01 if decayed else 0.0, _EPSILON, False, False)
         name = "_fused_adamw_" if decayed else "_fused_adam_"
-        self._emit.op(name, (self._masters, gradients, first, second, (), self._counts, *rest))
+        self._emit.op(name, (self._masters, gradients, first, second, (), self._counts, *rest, *scaling))
+        if self._scaling is not None:  # a step that was skipped does not count
+            self._emit.op("_foreach_sub_", (self._counts, (self._scaling[1],) * len(self._counts), 1))
+
+    def _scale_and_check(self) -> tuple[Tensor | None, Tensor | None]:
+        if self._scaling is None:
+            return None, None
+        for each in self._scaling:
+            self._emit.placed(each, non_blocking=self._label != _SGD)
+        return self._scaling
 
     def _adagrad(self, gradients: tuple[Tensor, ...]) -> None:
         emit, (squares,), count = self._emit, self._moments, len(self._masters)

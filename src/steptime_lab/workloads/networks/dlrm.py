@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 LEARNING_RATE = 1e-6
 """Small, so that hot rows stay finite over the thousands of steps for which tables are shared; times do not depend on it."""
 
+LOSS_SCALE = 1024.0
+"""Of fp16, by whose range small gradients are lost."""
+
+_NEVER = 1 << 30
+
 KEPT_DENSE = 2
 """Dense parts that wait for a later case of the same shape: making a DDP takes longer than a step."""
 
@@ -57,7 +62,8 @@ class DlrmStep:
         model = Dlrm.from_dict(case.config).with_batch(case.batch)
         plan = _plan(model, case)
         buffers = shared_buffers(device)
-        self.tables = RankTables(model, plan, group, buffers, LEARNING_RATE)
+        scaled = model.precision == "fp16-autocast" and model.optimizer == "sgd"
+        self.tables = RankTables(model, plan, group, buffers, LEARNING_RATE / (LOSS_SCALE if scaled else 1.0))
         self.dense = _dense(model, group, device)
         self.batches = BATCHES
         self._local = [table for table in model.tables if plan.placements[table.name].ranks[0] == group.rank]
@@ -65,6 +71,7 @@ class DlrmStep:
         self._interact = Interaction(model, device)
         self._loss = functional.mse_loss if model.loss == "mse" else functional.binary_cross_entropy
         self._precision = precision(model.precision, device)
+        self._scaler = _scaler(device) if model.precision == "fp16-autocast" else None
         self._products = Tf32() if model.precision == "tf32" else nullcontext()
         source = random_source(group, device)
         shape = (case.local_batch, model.dense_features)
@@ -87,8 +94,13 @@ class DlrmStep:
             with self._precision:
                 prediction = self._forward(number)
             loss = self._loss(prediction.float(), self.labels[number])
-            loss.backward()  # type: ignore[no-untyped-call]
-            self.dense.optimizer.step()
+            if self._scaler is None:
+                loss.backward()  # type: ignore[no-untyped-call]
+                self.dense.optimizer.step()
+            else:
+                self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+                self._scaler.step(self.dense.optimizer)
+                self._scaler.update()
             self.tables.update()
 
     def _forward(self, number: int) -> torch.Tensor:
@@ -200,6 +212,11 @@ def _mlp(inputs: int, widths: tuple[int, ...], device: torch.device, *, last_is_
     for before, after in pairwise((inputs, *widths)):
         layers += [nn.Linear(before, after, device=device), nn.ReLU()]
     return nn.Sequential(*(layers[:-1] if last_is_linear else layers))
+
+
+def _scaler(device: torch.device) -> torch.amp.GradScaler:
+    """Scales the loss of fp16; it never grows, for tables are updated with the scaled gradient at a rate for this scale."""
+    return torch.amp.GradScaler(device.type, init_scale=LOSS_SCALE, growth_interval=_NEVER)
 
 
 def _optimizer(name: str, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
