@@ -2,10 +2,10 @@
 
     python benchmarks/whatif_pairs.py FOLDER [-o FILE]
 
-FOLDER holds `changes.json` (name, what_if, before_ms and after_ms of unprofiled repeats, saved_ms) and, per name, the recording of
-the step before the change; `benchmarks/h200/changed_cases.py` is the code of every step. Nothing of a changed run is read but its
-step time, to compare with. A saving counts as foretold within 25 % of the measured one; what repeats of both steps are apart by
-is printed beside it.
+FOLDER holds `changes.json` (name, what_if, before_ms and after_ms of unprofiled repeats, saved_ms) and, per name, the
+recording of the step before the change; `benchmarks/h200/changed_cases.py` is the code of every step. Nothing of a changed run
+is read but its step time, to compare with. A saving counts as foretold within 25 % of the measured one; what repeats of both
+steps are apart by is printed beside it.
 """
 
 from __future__ import annotations
@@ -71,10 +71,8 @@ def line(row: dict[str, Any]) -> str:
     if row["error"] is None:
         return f"{head}: {row['said']}"
     low, high = row["interval_ms"]
-    return (
-        f"{head} (repeats {row['repeats_apart_ms']:.3f} apart): step {row['predicted_before_ms']:8.3f}, saves {row['saves_ms']:8.3f} "
-        f"({low:.3f} to {high:.3f}), error {row['error']:+.0%}"
-    )
+    foretold = f"step {row['predicted_before_ms']:8.3f}, saves {row['saves_ms']:8.3f} ({low:.3f} to {high:.3f})"
+    return f"{head} (repeats {row['repeats_apart_ms']:.3f} apart): {foretold}, error {row['error']:+.0%}"
 
 
 if __name__ == "__main__":

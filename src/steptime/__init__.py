@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from steptime._api.read import capture, read
     from steptime._api.shard import shard
     from steptime._api.sweep import sweep
+    from steptime._api.whatif import whatif
     from steptime._platforms.calibration import Calibration
     from steptime._platforms.platform import Platform
     from steptime._program.program import Program
     from steptime._program.workload import Workload
     from steptime._report.answers import Prediction, Predictions, Replayed, Sharding
+    from steptime._report.whatif import Suggestions
 
 __version__ = "0.1.0"
 
@@ -33,6 +35,7 @@ _LAZY = {
     "Program": "steptime._program.program:Program",
     "Replayed": "steptime._report.answers:Replayed",
     "Sharding": "steptime._report.answers:Sharding",
+    "Suggestions": "steptime._report.whatif:Suggestions",
     "Workload": "steptime._program.workload:Workload",
     "capture": "steptime._api.read:capture",
     "predict": "steptime._api.predict:predict",
@@ -40,6 +43,7 @@ _LAZY = {
     "replay": "steptime._api.predict:replay",
     "shard": "steptime._api.shard:shard",
     "sweep": "steptime._api.sweep:sweep",
+    "whatif": "steptime._api.whatif:whatif",
 }
 
 # Names of the last release -> where they are, and what to use instead; they go with the next release.
@@ -62,6 +66,7 @@ __all__ = [
     "Replayed",
     "Sharding",
     "SteptimeError",
+    "Suggestions",
     "TraceError",
     "UnsupportedError",
     "Workload",
@@ -72,6 +77,7 @@ __all__ = [
     "replay",
     "shard",
     "sweep",
+    "whatif",
 ]
 
 

@@ -148,20 +148,24 @@ def test_the_sweep_command_says_the_same(capsys: pytest.CaptureFixture[str]) -> 
     assert "'x' is no whole number" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["predict", "recorded", "replay", "sweep"])
+@pytest.mark.parametrize("name", ["predict", "recorded", "changed", "replay", "sweep", "whatif"])
 def test_answers_keep_to_the_schema(name: str) -> None:
     made = {
         "predict": lambda: small().to_dict(),
         "recorded": lambda: steptime.predict(RECORDED).to_dict(),
+        "changed": lambda: steptime.predict(RECORDED, what_if=["host * 0.5", "matmul * 0.5"]).to_dict(),
         "replay": lambda: steptime.replay(RECORDED).to_dict(),
+        "whatif": lambda: steptime.whatif(RECORDED).to_dict(),
         "sweep": lambda: swept().to_dict(),
     }[name]()
-    assert wrong_in(made, "predict" if name == "recorded" else name) == []
-    assert wrong_in({**made, "surprise": 1}, "predict" if name == "recorded" else name)
+    rule = "predict" if name in ("recorded", "changed") else name
+    assert wrong_in(made, rule) == []
+    assert wrong_in({**made, "surprise": 1}, rule)
 
 
 def test_the_schema_names_every_answer() -> None:
-    assert {each["$ref"].rpartition("/")[2] for each in answers_schema()["anyOf"]} == {"predict", "replay", "shard", "sweep"}
+    named = {each["$ref"].rpartition("/")[2] for each in answers_schema()["anyOf"]}
+    assert named == {"predict", "replay", "shard", "sweep", "whatif"}
     assert wrong_in({"schema_version": 1}, "predict")
 
 

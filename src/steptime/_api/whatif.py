@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steptime._report.whatif import ChangedPrediction
+from steptime._api.predict import calibration_for, platform_for, platform_ranks, predict
+from steptime._api.read import read
+from steptime._platforms.calibration import Calibration
+from steptime._platforms.platform import Platform
+from steptime._report.whatif import ChangedPrediction, Suggestions
 from steptime._sim.prediction import PredictedStep
 from steptime._whatif.named import Changer
 from steptime._whatif.savings import Scene
+from steptime._whatif.suggestions import suggested
 
 if TYPE_CHECKING:
-    from steptime._platforms.platform import Platform
+    from steptime._api.read import Source
     from steptime._whatif.grammar import Change
 
 
 def changed(prediction: PredictedStep, changes: Sequence[Change], platform: Platform | None = None) -> ChangedPrediction:
     """A predicted step with changes; models are those of the platform, or of the device that a recording names."""
-    return ChangedPrediction.after(Scene(prediction, Changer(platform, prediction.workload.description.batch)).what_if(changes))
+    return ChangedPrediction.after(_scene(prediction, platform).what_if(changes))
+
+
+def whatif(
+    source: Source,
+    platform: str | Path | Platform | None = None,
+    *,
+    batch: int | None = None,
+    ranks: int | None = None,
+    calibration: str | Path | Calibration | None = None,
+) -> Suggestions:
+    """The changes that would save most of a step: each is made and simulated. Arguments are as for `predict`."""
+    workload = read(source, batch=batch, ranks=ranks, platform_ranks=platform_ranks(platform))
+    machine = None if platform is None else platform_for(platform, workload.world_size)
+    speed = None if machine is None else calibration_for(calibration, machine)
+    step = predict(workload, machine, calibration=calibration if machine is None else speed)
+    found = suggested(_scene(step, machine))
+    return Suggestions(step, found.savings, found.tried, found.meanings, step.warnings)
+
+
+def _scene(prediction: PredictedStep, platform: Platform | None) -> Scene:
+    return Scene(prediction, Changer(platform, prediction.workload.description.batch))

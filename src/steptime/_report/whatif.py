@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from steptime._report.answers import Prediction, plain, table_of
@@ -142,11 +143,17 @@ def print_suggestions(console: Console, answer: Suggestions) -> None:
         note = f"the changes that save most of the step, each simulated alone; {answer.tried} tried"
         print_section(console, "What if", note)
         _print_savings(console, answer.savings, {})
-        meanings = {answer.notes[each.changes[0]]: None for each in answer.savings if each.changes[0] in answer.notes}
-        if meanings:
-            print_section(console, "Meaning", "")
-            print_body(console, literal("\n".join(meanings)))
+        _print_meanings(console, {each.changes[0]: answer.notes.get(each.changes[0], "") for each in answer.savings})
     print_warnings(console, answer.warnings)
+
+
+def _print_meanings(console: Console, meanings: Mapping[str, str]) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, max_width=body_width(console) // 2)
+    table.add_column(overflow="fold", style="dim")
+    for change, meaning in meanings.items():
+        table.add_row(literal(change), literal(meaning))
+    print_section(console, "Meaning", "", table)
 
 
 def _print_savings(console: Console, savings: Sequence[Saving], names: Mapping[str, str]) -> None:

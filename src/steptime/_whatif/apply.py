@@ -36,16 +36,24 @@ def applied(change: Change, cohorts: Cohorts) -> Cohorts:
         raise error(change.text, "needs models of the device; give --platform NAME")
     if target.kind == RANK:
         return _rank_changed(change, target, cohorts)
-    selected = [select(cohort.program, target) for cohort in cohorts]
-    if all(each.empty for each in selected):
-        what = f"nothing here is called {target.name!r}" if target.name else f"no {target} in this step"
-        raise error(change.text, f"{what}; there is {menu(cohorts, target)}")
-    if change.action in (OVERLAP, NO_OVERLAP) and not any(_communicates(*each) for each in zip(cohorts, selected, strict=True)):
+    selected = selections(change, cohorts)
+    if change.action in (OVERLAP, NO_OVERLAP) and not any(_communicates(*each) for each in selected):
         kinds = sorted({each.kind for cohort in cohorts for each in cohort.program.collectives})
         raise error(
             change.text, f"only collectives overlap with computation; there is {', '.join(kinds) or 'none in this step'}"
         )
-    return tuple(_changed(change, cohort, each) for cohort, each in zip(cohorts, selected, strict=True))
+    return tuple(_changed(change, cohort, each) for cohort, each in selected)
+
+
+def selections(change: Change, cohorts: Cohorts) -> list[tuple[Cohort, Selection]]:
+    """What a change is about in every cohort; an error that says what there is where that is nothing."""
+    target = change.target
+    assert target is not None
+    selected = [(cohort, select(cohort.program, target)) for cohort in cohorts]
+    if all(each.empty for _, each in selected):
+        what = f"nothing here is called {target.name!r}" if target.name else f"no {target} in this step"
+        raise error(change.text, f"{what}; there is {menu(cohorts, target)}")
+    return selected
 
 
 def _communicates(cohort: Cohort, selected: Selection) -> bool:

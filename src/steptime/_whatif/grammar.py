@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from steptime._units import NS_PER_MS, NS_PER_S, NS_PER_US
 from steptime.errors import InputError, printable
 
-SCALE, SET, REMOVE, OVERLAP, NO_OVERLAP, LEVEL = "*", "=", "remove", "overlap", "no-overlap", "level"
-WORDS = (REMOVE, NO_OVERLAP, OVERLAP, LEVEL)
+SCALE, SET, REMOVE, OVERLAP, NO_OVERLAP, LEVEL, ROOFLINE = "*", "=", "remove", "overlap", "no-overlap", "level", "roofline"
+WORDS = (REMOVE, NO_OVERLAP, OVERLAP, LEVEL, ROOFLINE)
 TF32, BF16, OPTIMIZER, BATCH, GRAPH, PROFILER = "tf32", "bf16", "optimizer", "batch", "cuda graph", "profiler"
 # Named changes that take no number, by all that is written of them.
 _NAMED = {
@@ -39,8 +39,8 @@ _UNITS = {"ns": 1, "us": NS_PER_US, "µs": NS_PER_US, "ms": NS_PER_MS, "s": NS_P
 _LONGEST_NS, _MOST = 1e15, 1e6
 _LONGEST_TEXT = 2_000
 FORMS = (
-    "TARGET * FACTOR, TARGET = TIME (ns, us, ms, s), TARGET remove, COLLECTIVE overlap, COLLECTIVE no-overlap, rank:N level, "
-    "batch = N, " + ", ".join(_NAMED)
+    "TARGET * FACTOR, TARGET = TIME (ns, us, ms, s), TARGET remove, TARGET roofline, COLLECTIVE overlap, "
+    "COLLECTIVE no-overlap, rank:N level, batch = N, " + ", ".join(_NAMED)
 )
 
 

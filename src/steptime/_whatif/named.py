@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from steptime._platforms.platform import Platform
 from steptime._program.program import Program, Signature
 from steptime._whatif import optimizers
-from steptime._whatif.apply import Cohorts, applied
+from steptime._whatif.apply import Cohorts, applied, selections
 from steptime._whatif.autocast import Autocast
 from steptime._whatif.batch import Batch
-from steptime._whatif.grammar import BATCH, BF16, OPTIMIZER, TF32, Change, error
+from steptime._whatif.grammar import BATCH, BF16, OPTIMIZER, ROOFLINE, TF32, Change, error
 from steptime._whatif.models import Models, Rewrite, rewritten, with_op_times
+from steptime._whatif.roofline import at_peak
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,15 @@ class Changer:
 
     def __call__(self, change: Change, cohorts: Cohorts) -> Cohorts:
         """The cohorts with a change."""
-        if change.action not in (TF32, BF16, OPTIMIZER, BATCH) or change.target is not None:
+        if change.action not in (TF32, BF16, OPTIMIZER, BATCH, ROOFLINE):
             return applied(change, cohorts)
         models = Models.of(change, [cohort.program for cohort in cohorts], self.platform)
         if change.action == OPTIMIZER:
             optimizers.check(change, cohorts)
             return tuple(optimizers.made(change, cohort, models) for cohort in cohorts)
+        if change.action == ROOFLINE:
+            limits = models.device.limits
+            return tuple(at_peak(cohort, each.works, limits) for cohort, each in selections(change, cohorts))
         if change.action == BF16:
             made = [Autocast(cohort.program, models).made(cohort) for cohort in cohorts]
             _check_changed(change, any(changed for _, changed in made))
