@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from steptime._build.config import read_dlrm_config
 from steptime._build.dlrm.config import Overrides, dlrm_of
-from steptime._build.dlrm.model import Dlrm
+from steptime._build.dlrm.model import DENSE_OPTIMIZERS, EXCHANGE_DTYPES, INTERACTIONS, PRECISIONS, Dlrm
 from steptime._lookups import saved
 from steptime._lookups.estimated import expected_statistics
 from steptime._lookups.generators import Generator
@@ -102,6 +103,13 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (config(optimizer="lamb"), "optimizer is 'lamb'"),
     (config(interaction="sum"), "interaction is 'sum'"),
     (config(loss="mae"), "loss is 'mae'"),
+    (config(precision="bf16"), 'precision is \'bf16\'; expected "fp32" or "tf32" or "bf16-autocast" or "fp16-autocast"'),
+    (config(dense_optimizer="adamw"), "dense_optimizer is 'adamw'"),
+    (config(exchange_precision="int8"), "exchange_precision is 'int8'"),
+    (config(cross_rank=8), 'cross_rank is for interaction "dcnv2"; drop it, or interaction = "dcnv2"'),
+    (config(cross_layers=2, interaction="cat"), 'cross_layers is for interaction "dcnv2"'),
+    (config(cross_layers=0, interaction="dcnv2"), "cross_layers is 0; expected a whole number of 1 or more"),
+    (config(cross_rank=2**40, interaction="dcnv2"), "at most 1048576"),
     (config(ranks=3), "a batch of 64 cannot be split evenly over 3 ranks"),
     (config(tables=[]), "tables is []"),
     (config(tables=[table("a"), table("a")]), "table 'a' is there twice"),
@@ -162,3 +170,31 @@ def test_statistics_of_another_table_are_refused(tmp_path: Path) -> None:
     saved.save(tmp_path / "a.json", expected_statistics(Generator(rows=1000, pooling=5.0), 64, 8))
     with pytest.raises(InputError, match=r"pooling_factor is 2, .* has 5"):
         dlrm_of(config(tables=[table(skew=None, statistics="a.json")]), "mine.toml", tmp_path)
+
+
+ODD = (None, True, 0, -1, 2.5, float("nan"), 10**30, "", "fp8", [], [1], {}, {"kind": "dlrm"})
+CHOSEN: dict[str, tuple[Any, ...]] = {
+    "precision": PRECISIONS,
+    "interaction": INTERACTIONS,
+    "dense_optimizer": DENSE_OPTIMIZERS,
+    "exchange_precision": tuple(EXCHANGE_DTYPES),
+    "cross_layers": (1, 2, 5),
+    "cross_rank": (1, 7, 64),
+    "ranks": (1, 2, 4),
+}
+
+
+def test_any_values_of_the_dense_side_are_built_or_refused_in_one_line() -> None:
+    draws, built = Random(19), 0
+    for _ in range(500):
+        keys = draws.sample(list(CHOSEN), draws.randint(1, len(CHOSEN)))
+        values = {key: draws.choice(ODD if draws.random() < 0.05 else CHOSEN[key]) for key in keys}
+        try:
+            found = dlrm_of({**config(), **values}, "mine.toml")
+        except InputError as error:
+            assert str(error).startswith("mine.toml") and "\n" not in str(error)
+            continue
+        assert Dlrm.from_dict(json.loads(found.model.to_json())) == found.model
+        assert len(found.workload().programs[0].ops) > 100
+        built += 1
+    assert 50 < built < 450
