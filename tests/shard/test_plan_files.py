@@ -96,7 +96,7 @@ def test_a_plan_that_moves_a_pinned_table_is_not_evaluated(tmp_path: Path) -> No
         ("3", "int found; expected table and ranks"),
         ("[]", "no plan in it"),
         ('{"a": 1, "b": {"c": 2}}', "plan 'a' is '1'"),
-        ('{"plan": {"": {"t": {"sharding_type": "grid_shard", "ranks": [0]}}}, "torchrec": ""}', "sharding_type 'grid_shard'"),
+        ('{"plan": {"": {"t": {"sharding_type": "by_moon", "ranks": [0]}}}, "torchrec": ""}', "sharding_type 'by_moon'"),
         ("[" + "9" * 5000 + "]", "cannot be read as JSON"),
     ],
 )

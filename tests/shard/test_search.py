@@ -176,10 +176,11 @@ def test_tables_that_look_nothing_up_are_placed_like_others() -> None:
     assert set(found.best.plan.placements) == {table.name for table in task.tables}
 
 
-def test_a_step_without_shards_is_refused() -> None:
+def test_where_every_rank_has_all_tables_there_is_one_plan() -> None:
     task = Task(model_of(3), 4, Constraints(kinds=(DATA_PARALLEL,)))
-    with pytest.raises(InputError, match="leave one table table_wise or column_wise"):
-        search(task, PLATFORM, SearchBudget(100))
+    found = search(task, PLATFORM, SearchBudget(100))
+    assert (len(found.options), found.searched_plans) == (1, 1)
+    assert set(found.best.plan.kinds().values()) == {DATA_PARALLEL}
 
 
 def test_restarts_alone_find_the_best_of_all_plans_of_a_small_task() -> None:

@@ -138,8 +138,9 @@ def test_bad_input_is_one_line_that_says_where(tmp_path: Path, name: str, text: 
     assert "\n" not in str(raised.value)
 
 
-def test_dot_interactions_keep_tables_whole(tmp_path: Path) -> None:
+def test_dot_interactions_keep_vectors_whole(tmp_path: Path) -> None:
     dot = CONFIG.replace('"cat"', '"dot"').replace("bottom = [16]", "bottom = [32]").replace("dim = 16", "dim = 32")
     assert task(tmp_path, dot).allowed(0) == (TABLE_WISE,)
-    with pytest.raises(InputError, match="modelled for whole tables"):
-        task(tmp_path, dot + '[constraints]\nkinds = ["row_wise"]\n')
+    assert task(tmp_path, dot + '[constraints]\nkinds = ["row_wise", "column_wise"]\n').allowed(0) == (ROW_WISE,)
+    with pytest.raises(InputError, match="modelled for whole vectors"):
+        task(tmp_path, dot + '[constraints]\nkinds = ["column_wise"]\n')

@@ -7,11 +7,23 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, EVERYWHERE, QUAD, ROW_WISE, TABLE_WISE, Division
+from steptime._build.dlrm.plan import (
+    COLUMN_WISE,
+    DATA_PARALLEL,
+    EVERYWHERE,
+    GRID,
+    QUAD,
+    ROW_WISE,
+    TABLE_COLUMN_WISE,
+    TABLE_ROW_WISE,
+    TABLE_WISE,
+    Division,
+    Shard,
+)
 from steptime._platforms.platform import Platform
 from steptime._shard.memory import Memory, memory_of, packed, rank_limit
 from steptime._shard.search_state import Evaluates, Floats, Search, SearchBudget
-from steptime._shard.task import Task
+from steptime._shard.task import FREE, Places, Task
 
 # Shares of a rank's mean load above which a table is divided, one attempt each.
 _DIVIDED_ABOVE = (0.5, 1.0, 0.25)
@@ -19,6 +31,11 @@ _DIVIDED_ABOVE = (0.5, 1.0, 0.25)
 _LEAST_COLUMNS = 16
 # Parts of a rank's room that tables are cut down to where they do not fit, one attempt after the other.
 _CUT_TO_FIT = (1, 2, 4, 8)
+# Kinds that a table is cut by where it may not stay whole or does not fit, in this order.
+NODE_KINDS = (TABLE_ROW_WISE, TABLE_COLUMN_WISE, GRID)
+_CUT_ORDER = (COLUMN_WISE, ROW_WISE, *NODE_KINDS, DATA_PARALLEL)
+# Slices of a table that is cut both ways.
+_GRID_SLICES = 2
 # Copies are tried by ones, twos, fours up to so many, then by thirds more.
 _DOUBLED = 8
 # Divisions with tables that every rank has a part of, of each kind at most: for each a step is played.
@@ -31,12 +48,13 @@ class TaskDivisions:
     def __init__(self, task: Task, platform: Platform, budget: SearchBudget, evaluator: Evaluates) -> None:
         self.task, self.budget, self.evaluator = task, budget, evaluator
         self.limit, self.outside_bytes = rank_limit(platform.device.limits, task.ranks, task.constraints.memory_bytes)
+        self.per_node = node_ranks(platform, task.ranks)
 
     def search(self, division: Division, evaluations: int) -> Search | None:
         """A search among the plans of a division, which begins with one; None where none fits."""
         task, memory = self.task, self.memory(division)
         shards, pinned = division.shard_tables(task.tables), task.pinned_shards(division)
-        start = packed(memory, pinned, task.ranks) if shards else None
+        start = packed(memory, pinned, task.ranks)
         if start is None:
             return None
         budget = self.budget.with_evaluations(evaluations)
@@ -66,12 +84,15 @@ class TaskDivisions:
         task, division = self.task, Division.whole(len(self.task.tables))
         memory = self.memory(division)
         room = max(memory.room // parts, 1)
+        held = np.zeros(task.ranks // self.per_node)
         for index, size in enumerate(memory.shard_bytes.tolist()):
             allowed = task.allowed(index)
             if TABLE_WISE in allowed and size <= room:
                 continue
-            kind = next((kind for kind in (COLUMN_WISE, ROW_WISE, DATA_PARALLEL) if kind in allowed), None)
-            if kind is not None:
+            kind = next((kind for kind in _CUT_ORDER if kind in allowed), None)
+            if kind in NODE_KINDS:
+                division = self._on_nodes(division, index, str(kind), held)
+            elif kind is not None:
                 most = max(task.tables[index].dim // QUAD, 1)
                 division = division.with_table(index, kind, max(min(most, math.ceil(size / room)), min(most, 2)))
         return division
@@ -89,8 +110,11 @@ class TaskDivisions:
         )
         copied = self._copied(search, saved_ns)
         copied[1:1] = [self._cut(item, loads, _DIVIDED_ABOVE[0] * mean, COLUMN_WISE) for item in copied[:1]]
+        nodes = [self._by_node(search, loads, _DIVIDED_ABOVE[0] * mean, kind) for kind in NODE_KINDS]
+        nodes += [self._by_node(search, loads, 0.0, TABLE_ROW_WISE)]
         seen = {division}
-        for entry, count in ((sliced, most), (copied, min(most, _MOST_PLAYED)), (by_rows, min(most, _MOST_PLAYED))):
+        few = min(most, _MOST_PLAYED)
+        for entry, count in ((sliced, most), (copied, few), (by_rows, few), (nodes, few)):
             new = [item for item in dict.fromkeys(entry) if item not in seen][:count]
             seen.update(new)
             yield from new
@@ -105,6 +129,40 @@ class TaskDivisions:
             if kind in EVERYWHERE or slices > 1:
                 division = division.with_table(index, kind, slices)
         return division
+
+    def kept(self, search: Search, division: Division) -> Places:
+        """The best plan's ranks for the shards that a division leaves as they are; others go where they belong."""
+        shards, place = search.division.shards(self.task.tables), dict[Shard, int]()
+        place.update(zip(shards, search.best.rank_of, strict=True))
+        pinned = self.task.pinned_shards(division)
+        new = division.shards(self.task.tables)
+        return np.array([place.get(shard, 0) if rank == FREE else rank for shard, rank in zip(new, pinned, strict=True)])
+
+    def _by_node(self, search: Search, loads: Floats, above: float, kind: str) -> Division:
+        """The tables with larger loads on nodes, each where least is to do."""
+        division, count = search.division, self.task.ranks // self.per_node
+        if count < 2:
+            return division
+        held = np.zeros(count)
+        shards = division.shards(self.task.tables)
+        cut = [index for index in np.argsort(-loads, kind="stable").tolist() if loads[index] > above]
+        cut = [index for index in cut if kind in self.task.allowed(index) and division.kinds[index] == TABLE_WISE]
+        for shard, rank in zip(shards, search.best.rank_of, strict=True):
+            held[rank // self.per_node] += 0.0 if shard.table in cut else loads[shard.table]
+        for index in cut:
+            division = self._on_nodes(division, index, kind, held, float(loads[index]))
+        return division
+
+    def _on_nodes(self, division: Division, index: int, kind: str, held: Floats, load: float = 1.0) -> Division:
+        """A table on the nodes with least to do, which then have its load too."""
+        table, slices = self.task.tables[index], 0
+        most = max(table.dim // max(_LEAST_COLUMNS, QUAD), 1)
+        if kind == TABLE_COLUMN_WISE:
+            slices = min(most, self.per_node)
+        parts = min(_GRID_SLICES, most, len(held)) if kind == GRID else 1
+        nodes = np.argsort(held, kind="stable")[:parts]
+        held[nodes] += load / parts
+        return division.on_nodes(index, kind, tuple(sorted(nodes.tolist())), self.per_node, slices)
 
     def _copied(self, search: Search, saved_ns: Floats) -> list[Division]:
         """Copies of tables on every rank where that costs less than it saves, the most promising first.
@@ -138,6 +196,12 @@ class TaskDivisions:
         copied = _with_copies(search.division, tables)
         result = self.evaluator.evaluate(np.array([others], dtype=np.intp), copied, exact=True)
         return float(result.step_ns[0]) - search.best.step_ns
+
+
+def node_ranks(platform: Platform, ranks: int) -> int:
+    """How many ranks a node has; all of them where they do not fill nodes evenly."""
+    per_node = ranks if platform.fabric is None else min(platform.fabric.limits.gpus_per_node, ranks)
+    return per_node if ranks % per_node == 0 else ranks
 
 
 def _with_copies(division: Division, tables: Sequence[int]) -> Division:

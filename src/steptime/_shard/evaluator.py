@@ -61,9 +61,7 @@ ALL_LAWS = Laws()
 class Evaluator:
     """Evaluates plans of one model on one platform.
 
-    Plans of table-batched lookups are evaluated together. With one `nn.EmbeddingBag` for each table hosts wait for the device
-    and every table launches its own kernels, and tables of several kinds (precision, weighted, pooled) are looked up
-    kind by kind: such plans are played one by one, a few in a second.
+    Plans of table-batched lookups are evaluated together, others played one by one, a few in a second (`is_played`).
     """
 
     def __init__(
@@ -91,7 +89,7 @@ class Evaluator:
         their answers about some subsets of the tables, and pays for less than a thousand plans.
         """
         division = division or self._whole
-        if not self.model.one_kernel:
+        if is_played(self.model, division):
             return self.simulate(rank_of, division)
         prepared = self._of_division(division)
         plans = checked(rank_of, len(prepared.shards), self.ranks)
@@ -122,7 +120,6 @@ class Evaluator:
         return self._prepared[division]
 
     def _prepare(self, division: Division) -> PreparedDivision:
-        check_shards(division)
         shards = replace(self.model, tables=division.shard_tables(self.model.tables))
         contention = Contention.of(self.platform.device.limits) if self._laws.contention else None
         beside = (SAME,) if contention is None else (IDLE, COPYING)
@@ -309,12 +306,14 @@ def _of_rank(issued: Issued, played: CohortTimeline, index: int) -> tuple[float,
     )
 
 
-def check_shards(division: Division) -> None:
-    """Refuses a division that leaves no shard to place: such a step is not modelled."""
-    if not any(division.slices):
-        raise InputError(
-            "every table is row-wise or data-parallel: such a step is not evaluated; leave one table table_wise or column_wise"
-        )
+def is_played(model: Dlrm, division: Division) -> bool:
+    """Whether the plans of a division are played one by one.
+
+    With one `nn.EmbeddingBag` for each table hosts wait for the device, and every table launches its own kernels; tables of
+    several kinds (precision, weighted, pooled) are looked up kind by kind. Where nodes share rows, ranks of other nodes do
+    other things; without a shard to place there is one plan.
+    """
+    return not model.one_kernel or division.shares_nodes or not any(division.slices)
 
 
 def checked(rank_of: Plans, shards: int, ranks: int) -> Plans:

@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from steptime._build.dlrm.config import Doubt
 from steptime._build.dlrm.model import Table
-from steptime._build.dlrm.plan import EVERYWHERE, Plan
+from steptime._build.dlrm.plan import BY_NODE, EVERYWHERE, Plan
 from steptime._build.dlrm.workload import dlrm_workload, table_lookups
 from steptime._models.lookups.question import BACKWARD, FORWARD, Lookup
-from steptime._shard.evaluator import Evaluator, of_timeline
+from steptime._shard.evaluator import Evaluator, is_played, of_timeline
 from steptime._shard.memory import memory_of, rank_limit
 from steptime._shard.search import Searched, search
 from steptime._shard.search_state import SearchBudget
@@ -127,7 +127,7 @@ class PlacedShards:
 
     def every_rank_tables_ns(self) -> float:
         """What tables that every rank has a share or a copy of add to the step."""
-        if not self.division.everywhere():
+        if not self.division.everywhere() or not self.tables or self.division.shares_nodes:
             return 0.0
         model, evaluator = replace(self.task.model, tables=self.tables), self.evaluator
         without = Evaluator(model, evaluator.platform, self.task.ranks, calibration=evaluator.calibration)
@@ -199,7 +199,7 @@ def _doubted(searched: Searched, evaluator: Evaluator, doubt: Doubt) -> str:
 def reasons(best: PlacedShards, ranks: Sequence[RankLoad]) -> list[Reason]:
     """Of the largest tables: where else they could be, and what that would cost."""
     idle = np.argsort([item.forward_ns + item.backward_ns for item in ranks], kind="stable")
-    played = not best.task.model.one_kernel
+    played = is_played(best.task.model, best.division)
     large, others = (_PLAYED_LARGE, _PLAYED_ELSEWHERE) if played else (LARGE, _ELSEWHERE)
     tries: dict[int, list[tuple[int, int]]] = {}  # table -> shard and rank it is tried on
     for table in np.argsort(-_elements(best.task.tables), kind="stable")[:large].tolist():
@@ -218,6 +218,8 @@ def _held(best: PlacedShards, table: str) -> str | None:
         return "one rank"
     if table in best.task.constraints.pinned:
         return "pinned by the task"
+    if kind in BY_NODE:
+        return f"every rank of {len(best.plan.placements[table].nodes)} nodes has a part ({kind})"
     return f"every rank has a part ({kind})" if kind in EVERYWHERE else None
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from steptime._build.dlrm.plan import TABLE_WISE, Division, Plan
+from steptime._build.dlrm.plan import Division, Plan
 from steptime._build.dlrm.plan_files import read_plans
+from steptime._build.dlrm.workload import check_kinds
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime._shard.evaluator import Evaluator
@@ -48,8 +49,10 @@ def evaluated(
     alike: dict[Division, list[tuple[str, Sequence[int]]]] = {}
     for name, plan in plans.items():
         division, owners = plan.divided(task.tables)
-        if task.model.interaction == "dot" and set(division.kinds) != {TABLE_WISE}:
-            raise InputError(f'plan {name!r} divides tables, and interaction "dot" is modelled for whole tables only')
+        try:
+            check_kinds(task.model, plan)
+        except InputError as error:
+            raise InputError(f"plan {name!r}: {error}") from None
         alike.setdefault(division, []).append((name, owners))
     evaluator = Evaluator(task.model, platform, task.ranks, calibration=calibration)
     limit, outside = rank_limit(platform.device.limits, task.ranks, task.constraints.memory_bytes)

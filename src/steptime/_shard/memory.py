@@ -9,6 +9,7 @@ even share of the lookups, whose allocator fragments, reserved up to 14 % more.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._build.dlrm.model import Dlrm, Table
-from steptime._build.dlrm.plan import DATA_PARALLEL, Division
+from steptime._build.dlrm.plan import DATA_PARALLEL, ROW_WISE, Division
 from steptime._build.dlrm.step import LocalTables, rank_program
 from steptime._build.dlrm.tables import LocalTable
 from steptime._hardware.device import DeviceLimits
@@ -41,6 +42,7 @@ class Memory:
     shard_bytes: Bytes  # [shards]
     rank_bytes: int
     limit: int
+    node_bytes: Bytes | None = None  # [ranks] of tables whose rows the ranks of nodes share
 
     @property
     def room(self) -> int:
@@ -50,12 +52,12 @@ class Memory:
     def used(self, rank_of: Ranks, ranks: int) -> Bytes:
         """Bytes on every rank, [..., ranks], of one plan or many."""
         owners = np.asarray(rank_of)
-        flat = owners.reshape(-1, owners.shape[-1]) if owners.ndim else owners
+        flat = owners.reshape(math.prod(owners.shape[:-1]), owners.shape[-1]) if owners.ndim else owners
         places = flat + ranks * np.arange(len(flat))[:, None]
         weights = np.broadcast_to(self.shard_bytes, flat.shape).ravel()
         summed = np.bincount(places.ravel(), weights=weights, minlength=ranks * len(flat))
         result: Bytes = summed.astype(np.int64).reshape(*owners.shape[:-1], ranks) + self.rank_bytes
-        return result
+        return result if self.node_bytes is None else result + self.node_bytes
 
     def fits(self, rank_of: Ranks, ranks: int) -> npt.NDArray[np.bool_]:
         """Whether no rank has too much, of one plan or many."""
@@ -74,13 +76,28 @@ def memory_of(model: Dlrm, division: Division, ranks: int, limit: int, outside_b
         shard_bytes=np.array([replayed.shard_bytes(model, table) for table in shards], dtype=np.int64),
         rank_bytes=round(replayed.rank_bytes + everywhere) + outside_bytes,
         limit=limit,
+        node_bytes=_node_bytes(model, division, ranks, replayed) if division.shares_nodes else None,
     )
+
+
+def _node_bytes(model: Dlrm, division: Division, ranks: int, replayed: _Replays) -> Bytes:
+    """Shares of rows on every rank of the nodes that have them, [ranks]."""
+    held = [
+        sum(
+            replayed.everywhere_bytes(model, table, ROW_WISE, division.per_node)
+            for table in division.node_tables(model.tables, node)
+        )
+        for node in range(ranks // division.per_node)
+    ]
+    return np.repeat(np.ceil(held), division.per_node).astype(np.int64)
 
 
 def packed(memory: Memory, pinned: Places, ranks: int) -> Places | None:
     """A plan that fits, largest shards first, each where most is free; None where that fails."""
     result = pinned.copy()
     free = np.full(ranks, memory.room, dtype=np.int64)
+    if memory.node_bytes is not None:
+        free -= memory.node_bytes
     held = np.flatnonzero(pinned != FREE)
     np.subtract.at(free, pinned[held], memory.shard_bytes[held])
     if (free < 0).any():

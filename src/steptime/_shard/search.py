@@ -16,7 +16,7 @@ from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.plan import Plan
 from steptime._platforms.platform import Platform
 from steptime._shard.divisions import TaskDivisions
-from steptime._shard.evaluator import Evaluator, check_shards
+from steptime._shard.evaluator import Evaluator, is_played
 from steptime._shard.guide import of_log
 from steptime._shard.rules import RULES
 from steptime._shard.search_state import Evaluates, Floats, Search, SearchBudget
@@ -33,6 +33,8 @@ _ASKED_EXACTLY, _LEAST_EXACT, _MOST_EXACT, _NEAR_BEST = 200_000, 4, 32, 1.03
 EVALUATIONS, _EVALUATIONS_OF_A_PLACE = 150_000, 100
 # With one lookup per table every plan is played, a few in a second.
 _PLAYED_EVALUATIONS = 120
+# Of a division in which nodes share rows, a plan is played in the time in which hundreds are evaluated.
+_LEAST_PLAYED, _PLAYED_ON_ALL_RANKS = 3, 160
 # Divisions that are tried of each kind: as many as this over the number of tables, for each asks the lookup models anew.
 _DIVISIONS = 400
 # A division gets other strategies than cheap ones unless it would stay this much longer than the best of all if they gained as
@@ -89,16 +91,16 @@ def search(
     check_ranks(task, platform)
     divisions = TaskDivisions(task, platform, budget, evaluator or Evaluator(task.model, platform, task.ranks))
     base = divisions.first()
-    check_shards(base)
     first = divisions.search(base, int(budget.evaluations * (_WHOLE_SHARE if divisions.divisible else 1.0)))
     if first is None:
         raise shortage(task, base, divisions.memory(base), divisions.outside_bytes)
-    propose(first, only or CHEAP)
+    if first.shards:
+        propose(first, only or CHEAP)
     proposed = first.best.score
     if plans_at_most(first) <= min(MOST_PLANS, budget.evaluations - first.asked):
         first.budget = budget  # every plan is asked for, and the search among them ends
-    _run_strategies(first, only or STRATEGIES)
-    searches = [first, *_further(divisions, first, first.best.score / proposed, only)]
+    _run_strategies(first, (only or STRATEGIES) if first.shards else ())
+    searches = [first, *_further(divisions, first, first.best.score / proposed, only)] if first.shards else [first]
     searched_plans = sum(item.asked for item in searches)
     near = _NEAR_BEST * min(item.best.score for item in searches)
     searches = [_exactly(item, near) for item in searches]
@@ -122,19 +124,32 @@ def _further(divisions: TaskDivisions, first: Search, gained: float, only: Seque
     most = max(_DIVISIONS // len(task.tables), 1)
     searches = []
     for division in list(divisions.further(first, loads, table_shares(task, first, loads), most)):
-        result = None if left <= 0 or budget.out_of_time() else divisions.search(division, left)
+        played = is_played(task.model, division)
+        result = (
+            None if left <= 0 or budget.out_of_time() else divisions.search(division, _most_played(task) if played else left)
+        )
         if result is not None:
-            propose(result, only or CHEAP)
+            if division.nodes:
+                result.by = "nodes"
+                result.ask(divisions.kept(first, division))
+            if result.shards:
+                propose(result, only or CHEAP)
             left -= result.asked
             searches.append(result)
     best = min(item.best.score for item in (first, *searches))
-    promising = [item for item in searches if only is not None or gained * item.best.score <= _PROMISING * best]
+    others = [item for item in searches if not item.division.shares_nodes]
+    promising = [item for item in others if only is not None or gained * item.best.score <= _PROMISING * best]
     for number, result in enumerate(promising):
         before = result.asked
         result.budget = budget.with_evaluations(before + max(left, 0) // (len(promising) - number))
         _run_strategies(result, only or STRATEGIES)
         left -= result.asked - before
     return searches
+
+
+def _most_played(task: Task) -> int:
+    """Plans of a division that is played: a second or two of them."""
+    return max(_LEAST_PLAYED, _PLAYED_ON_ALL_RANKS // task.ranks)
 
 
 def usual_evaluations(model: Dlrm, ranks: int) -> int:
@@ -183,6 +198,8 @@ def _exactly(search: Search, near: float) -> Search:
 
     Curves are up to 2 % off, which a search finds.
     """
+    if not search.shards or search.division.shares_nodes:
+        return search  # played: nothing is more exact
     most = min(max(_ASKED_EXACTLY // (len(search.shards) * search.ranks), _LEAST_EXACT), _MOST_EXACT)
     exact = replace(search, exact=True, ranked=[], best_by={}, log=[], _known={})
     best = [item for item in search.ranked[:most] if item.score <= near]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from steptime._build.config import read_dlrm_config
 from steptime._build.dlrm.config import Constraints, Doubt, Overrides
 from steptime._build.dlrm.model import Dlrm, Table
-from steptime._build.dlrm.plan import TABLE_WISE, Division
+from steptime._build.dlrm.plan import GRID, SLICED, TABLE_COLUMN_WISE, TABLE_WISE, Division
 from steptime._build.dlrm.workload import check_batch
 from steptime.errors import InputError
 
@@ -39,8 +39,8 @@ class Task:
         odd = next((table.name for index, table in enumerate(self.tables) if not self.allowed(index)), None)
         if odd is not None:
             raise InputError(
-                f'{where}: table {odd!r} may not be {TABLE_WISE}, and interaction "dot" is modelled for whole tables '
-                'only; allow it, or interaction = "cat"'
+                f'{where}: table {odd!r} may only be cut by columns, and interaction "dot" is modelled for whole vectors; '
+                f'allow {TABLE_WISE}, or interaction = "cat"'
             )
 
     @property
@@ -49,14 +49,21 @@ class Task:
         return self.model.tables
 
     def pinned_shards(self, division: Division) -> Places:
-        """The rank of every shard that is pinned, else FREE; [shards]."""
-        ranks = [self.constraints.pinned.get(self.tables[shard.table].name, FREE) for shard in division.shards(self.tables)]
+        """The rank of every shard that is pinned or belongs on a node, else FREE; [shards]."""
+        shards = division.shards(self.tables)
+        ranks = [self.constraints.pinned.get(self.tables[shard.table].name, FREE) for shard in shards]
+        given = [0] * self.ranks  # slices of a node's ranks
+        for at, shard in enumerate(shards):
+            if division.kinds[shard.table] == TABLE_COLUMN_WISE and division.nodes:
+                first = division.nodes[shard.table][0] * division.per_node
+                ranks[at] = min(range(first, first + division.per_node), key=lambda rank: (given[rank], rank))
+                given[ranks[at]] += 1
         return np.array(ranks, dtype=np.intp)
 
     def allowed(self, index: int) -> tuple[str, ...]:
-        """Kinds for a table; vectors that interact by `dot` come whole, for nothing else is modelled."""
+        """Kinds for a table; vectors that interact by `dot` are not cut by columns, for that is not modelled."""
         kinds = self.constraints.allowed(self.tables[index].name)
-        return kinds if self.model.interaction != "dot" else tuple(kind for kind in kinds if kind == TABLE_WISE)
+        return kinds if self.model.interaction != "dot" else tuple(kind for kind in kinds if kind not in (*SLICED, GRID))
 
 
 def read_task(path: Path, overrides: Overrides, memory_bytes: int | None = None) -> Task:

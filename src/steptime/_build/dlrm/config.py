@@ -24,7 +24,7 @@ from steptime._build.dlrm.model import (
     Dlrm,
     Table,
 )
-from steptime._build.dlrm.plan import EVERYWHERE, KINDS, TABLE_WISE, USUAL_KINDS, Plan
+from steptime._build.dlrm.plan import KINDS, TABLE_WISE, USUAL_KINDS, Plan
 from steptime._build.dlrm.plan_files import plans_of, read_plans
 from steptime._build.dlrm.workload import check_batch, check_kinds, dlrm_workload, generator_like, of_reuse
 from steptime._lookups import saved
@@ -110,7 +110,7 @@ class Constraints:
         """Refuses a plan with a table elsewhere than where it is pinned."""
         for name, rank in self.pinned.items():
             placed = plan.placements[name]
-            if placed.kind in EVERYWHERE or set(placed.ranks) != {rank}:
+            if set(placed.ranks) != {rank}:
                 raise InputError(
                     f"{where}: table {name!r} is on ranks {list(placed.ranks)} and pinned to {rank}; change the plan or the pin"
                 )

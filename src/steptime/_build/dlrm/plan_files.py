@@ -13,7 +13,7 @@ from typing import Any
 
 from steptime._build.config_values import read_json
 from steptime._build.dlrm.model import Table
-from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, EVERYWHERE, KINDS, ROW_WISE, Plan
+from steptime._build.dlrm.plan import BY_NODE, DATA_PARALLEL, EVERYWHERE, GRID, KINDS, ROW_WISE, SLICED, Plan, columns_of
 from steptime.errors import InputError
 
 SCHEMA_VERSION = 1
@@ -102,9 +102,23 @@ def _of_torchrec(parameter: Mapping[str, Any], name: str, where: str) -> dict[st
     kind, ranks = parameter["sharding_type"], parameter["ranks"]
     if kind not in KINDS:
         raise InputError(f"{where}: table {name!r} has sharding_type {kind!r}; expected {', '.join(KINDS)}")
-    if kind == COLUMN_WISE:
+    if kind in SLICED:
         _check_columns(parameter.get("sharding_spec"), f"{where}, table {name!r}")
+    if kind == GRID:
+        ranks = _by_slice(ranks, parameter.get("sharding_spec"), f"{where}, table {name!r}")
     return {"kind": kind} if kind in EVERYWHERE and ranks is None else {"kind": kind, "ranks": ranks}
+
+
+def _by_slice(ranks: Any, spec: Any, where: str) -> list[list[Any]]:
+    """The ranks of every slice: TorchRec lists them all, and shards that begin at another column begin another slice."""
+    try:
+        firsts = [shard["shard_offsets"][1] for shard in spec["shards"]]
+        found: dict[Any, list[Any]] = {}
+        for rank, first in zip(ranks, firsts, strict=True):
+            found.setdefault(first, []).append(rank)
+    except (TypeError, KeyError, IndexError, ValueError):
+        raise InputError(f"{where}: grid_shard without a sharding_spec of as many shards as ranks; expected one") from None
+    return list(found.values())
 
 
 def _check_columns(spec: Any, where: str) -> None:
@@ -143,13 +157,21 @@ def _shards(plan: Plan, table: Table) -> list[tuple[list[int], list[int], int]]:
     """Offsets, sizes and rank of every shard."""
     placed = plan.placements[table.name]
     if placed.kind == ROW_WISE:
-        # TorchRec's own division: blocks of rows rounded up, the last one shorter.
-        block = -(-table.rows // plan.ranks)
-        begins = [min(rank * block, table.rows) for rank in range(plan.ranks + 1)]
-        return [([begins[rank], 0], [begins[rank + 1] - begins[rank], table.dim], rank) for rank in range(plan.ranks)]
+        return _rows(table.rows, 0, table.dim, placed.ranks)
+    if placed.kind in BY_NODE:
+        cut = zip(columns_of(table.dim, placed.slices), range(0, len(placed.ranks), placed.per_node), strict=True)
+        parts = (_rows(table.rows, *columns, placed.ranks[first : first + placed.per_node]) for columns, first in cut)
+        return [shard for part in parts for shard in part]
     division, owners = Plan(plan.ranks, {table.name: placed}).divided([table])
     shards = division.shards([table])
     return [([0, shard.first_column], [table.rows, shard.columns], rank) for shard, rank in zip(shards, owners, strict=True)]
+
+
+def _rows(rows: int, first: int, columns: int, ranks: Sequence[int]) -> list[tuple[list[int], list[int], int]]:
+    """TorchRec's own division: blocks of rows rounded up, the last one shorter."""
+    block = -(-rows // len(ranks))
+    begins = [min(place * block, rows) for place in range(len(ranks) + 1)]
+    return [([begins[place], first], [begins[place + 1] - begins[place], columns], rank) for place, rank in enumerate(ranks)]
 
 
 def _shard(offsets: list[int], sizes: list[int], rank: int, device: str) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from steptime._build.dlrm.exchanges import ColumnExchangeOps, RowExchangeOps
+from steptime._build.dlrm.exchanges import ColumnExchangeOps, NodeExchangeOps, Nodes, RowExchangeOps
 from steptime._build.dlrm.model import AUTOCAST, EXCHANGE_DTYPES, Dlrm
 from steptime._build.dlrm.rank_tables import CopyOps, groups_of, table_ops
-from steptime._build.dlrm.tables import LocalTable, TableOps
+from steptime._build.dlrm.tables import LocalTable, NoTableOps, TableOps
 from steptime._build.emit.emitter import CONTIGUOUS, Emitter
 from steptime._build.emit.gradients import Optimizer, Reducer
 from steptime._build.emit.layers import activation, add, bmm, cat, linear, mul
@@ -23,7 +23,7 @@ from steptime._build.emit.losses import binary_cross_entropy, mse_loss
 from steptime._build.emit.scaling import LossScaler
 from steptime._build.emit.tape import Tape
 from steptime._build.emit.views import to_dtype, transpose, view
-from steptime._build.emit.writer import is_contiguous, strides_of
+from steptime._build.emit.writer import GROUP, is_contiguous, strides_of
 from steptime._program.program import Program, Tensor
 
 LEARNING_RATE = 1e-6
@@ -37,6 +37,7 @@ class LocalTables:
     sharded: tuple[LocalTable, ...]  # whole tables and slices of columns of this rank
     row_wise: tuple[LocalTable, ...] = ()  # its shares of tables that are divided by rows
     copied: tuple[LocalTable, ...] = ()  # its copies of tables, for its own samples
+    by_node: tuple[LocalTable, ...] = ()  # its shares of tables whose rows the ranks of its node share
 
 
 # Steps that are kept, each with what was derived from it: one model is predicted on many platforms, or under many calibrations.
@@ -44,22 +45,30 @@ _KEPT = 16
 
 
 @lru_cache(maxsize=_KEPT)
-def rank_program(model: Dlrm, local: LocalTables, widths: tuple[int, ...], rank: int) -> Program:
-    """The step of a rank with these tables; `widths` are the columns (summed dims) of every rank's sharded tables."""
-    emit = Emitter(rank=rank, world_size=len(widths), source=model.name, tf32=model.precision == "tf32")
-    _Step(Tape(emit, AUTOCAST.get(model.precision, "")), model, local, widths).write()
+def rank_program(model: Dlrm, local: LocalTables, widths: tuple[int, ...], rank: int, nodes: Nodes | None = None) -> Program:
+    """The step of a rank with these tables; `widths` are the columns (summed dims) of every rank's sharded tables.
+
+    `nodes`: where the ranks of nodes share rows.
+    """
+    groups = None if nodes is None else {GROUP: tuple(range(len(widths))), **nodes.groups(rank)}
+    emit = Emitter(rank=rank, world_size=len(widths), source=model.name, groups=groups, tf32=model.precision == "tf32")
+    _Step(Tape(emit, AUTOCAST.get(model.precision, "")), model, local, widths, nodes).write()
     return emit.program()
 
 
 class _Step:
-    def __init__(self, tape: Tape, model: Dlrm, local: LocalTables, widths: Sequence[int]) -> None:
+    def __init__(self, tape: Tape, model: Dlrm, local: LocalTables, widths: Sequence[int], nodes: Nodes | None) -> None:
         emit, ranks = tape.emit, len(widths)
         self._tape, self._model = tape, model
         samples, sent = model.batch // ranks, EXCHANGE_DTYPES[model.exchange_precision]
-        self._sharded: list[tuple[TableOps, ColumnExchangeOps | RowExchangeOps | None]] = []
+        self._sharded: list[tuple[TableOps, ColumnExchangeOps | RowExchangeOps | NodeExchangeOps | None]] = []
         if any(widths):
             exchange = ColumnExchangeOps(tape, widths, samples, sent) if ranks > 1 else None
             self._sharded.append((table_ops(tape, model, local.sharded, ranks, LEARNING_RATE), exchange))
+        if nodes is not None:
+            held, own = local.by_node, model.batch // nodes.per_node  # a node without such a table has nothing to add
+            shares = table_ops(tape, model, held, ranks, LEARNING_RATE) if held else NoTableOps(tape, own)
+            self._sharded.append((shares, NodeExchangeOps(tape, nodes, samples, sent)))
         if local.row_wise:
             row_exchange = RowExchangeOps(tape, samples, sent) if ranks > 1 else None
             self._sharded.append((table_ops(tape, model, local.row_wise, ranks, LEARNING_RATE), row_exchange))

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from steptime._build.dlrm.exchanges import Nodes
 from steptime._build.dlrm.model import KIND, MOST_BATCH, Dlrm, Table
-from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, EVERYWHERE, ROW_WISE, Plan
+from steptime._build.dlrm.plan import BY_NODE, DATA_PARALLEL, EVERYWHERE, GRID, ROW_WISE, SLICED, Plan
 from steptime._build.dlrm.rank_tables import groups_of, what_is_written
 from steptime._build.dlrm.step import LocalTables, parameter_count, rank_program
 from steptime._build.dlrm.tables import LocalTable
@@ -52,8 +53,9 @@ def dlrm_workload(model: Dlrm, ranks: int = 1, plan: Plan | Mapping[str, Any] | 
         plan = Plan.from_dict(plan, model.tables, ranks, f"{model.name}: the plan")
     check_kinds(model, plan)
     warnings += _unmeasured(model, plan)
-    tables = [_RankTables.of(model, plan, owned) for owned in plan.split(model.tables)]
-    programs, owners = _programs(model, tables)
+    tables = [_RankTables.of(model, plan, rank, owned) for rank, owned in enumerate(plan.split(model.tables))]
+    nodes = _nodes(model, plan)
+    programs, owners = _programs(model, tables, nodes)
     return Workload(
         programs=programs,
         world_size=ranks,
@@ -61,7 +63,7 @@ def dlrm_workload(model: Dlrm, ranks: int = 1, plan: Plan | Mapping[str, Any] | 
         warnings=tuple(warnings),
         meta={KIND: model.to_dict(), "plan": plan.owners()},
         owners=() if len(programs) == ranks else owners,
-        groups={} if len(programs) == ranks else {GROUP: (tuple(range(ranks)),)},
+        groups={} if len(programs) == ranks else _groups(ranks, nodes),
         lookups=_lookups(model, tables),
         unnamed=_unnamed(model, tables),
         description=Description(
@@ -99,21 +101,26 @@ class _RankTables:
     sharded: tuple[_Held, ...]
     row_wise: tuple[_Held, ...]
     copied: tuple[_Held, ...]
+    by_node: tuple[_Held, ...]
 
     @classmethod
-    def of(cls, model: Dlrm, plan: Plan, owned: Sequence[Table]) -> _RankTables:
+    def of(cls, model: Dlrm, plan: Plan, rank: int, owned: Sequence[Table]) -> _RankTables:
         """Of a rank that owns these shards."""
+        division, per_node = plan.divided(model.tables)[0], plan.per_node
+        shared = division.node_tables(model.tables, rank // per_node) if per_node else ()
         by_rows, copied = (plan.of_kind(model.tables, kind) for kind in (ROW_WISE, DATA_PARALLEL))
         return cls(
             tuple(_Held(table, table_lookups(table, model.batch)) for table in owned),
             tuple(_Held(table, row_share(table_lookups(table, model.batch), plan.ranks)) for table in by_rows),
             tuple(_Held(table, table_lookups(table, model.batch // plan.ranks)) for table in copied),
+            tuple(_Held(table, row_share(table_lookups(table, model.batch), per_node)) for table in shared),
         )
 
     @property
     def local(self) -> LocalTables:
         """As the program has them."""
-        return LocalTables(*(tuple(held.local for held in item) for item in (self.sharded, self.row_wise, self.copied)))
+        every = (self.sharded, self.row_wise, self.copied, self.by_node)
+        return LocalTables(*(tuple(held.local for held in item) for item in every))
 
 
 def check_batch(model: Dlrm, ranks: int, where: str) -> None:
@@ -128,7 +135,7 @@ def check_batch(model: Dlrm, ranks: int, where: str) -> None:
 
 def check_kinds(model: Dlrm, plan: Plan) -> None:
     """Refuses a plan that divides tables in a way that is not modelled."""
-    cut = next((name for name, placed in plan.placements.items() if placed.kind == COLUMN_WISE), None)
+    cut = next((name for name, placed in plan.placements.items() if placed.kind in (*SLICED, GRID)), None)
     if cut is not None and model.interaction == "dot":
         raise InputError(
             f'{model.name}: the plan cuts table {cut!r} into slices, and interaction "dot" takes whole vectors; '
@@ -136,7 +143,7 @@ def check_kinds(model: Dlrm, plan: Plan) -> None:
         )
     for table in model.tables:
         kind = plan.placements[table.name].kind
-        if kind == ROW_WISE and not table.pooled:
+        if kind in (ROW_WISE, *BY_NODE) and not table.pooled:
             raise InputError(
                 f"{model.name}: the plan divides table {table.name!r} by rows, and its rows are not summed: nothing adds up "
                 "over ranks; leave it whole"
@@ -146,13 +153,34 @@ def check_kinds(model: Dlrm, plan: Plan) -> None:
 
 
 def _unmeasured(model: Dlrm, plan: Plan) -> list[str]:
-    kinds = sorted({placed.kind for placed in plan.placements.values()} & set(EVERYWHERE))
+    kinds = sorted({placed.kind for placed in plan.placements.values()} & {*EVERYWHERE, *BY_NODE})
     if not kinds or plan.ranks == 1:
         return []
     return [f"{model.name}: no step with {' or '.join(kinds)} tables was measured; its pieces are modelled like any other"]
 
 
-def _programs(model: Dlrm, ranks: Sequence[_RankTables]) -> tuple[tuple[Program, ...], tuple[int, ...]]:
+def _nodes(model: Dlrm, plan: Plan) -> Nodes | None:
+    """Of a plan in which nodes share rows."""
+    if not plan.per_node:
+        return None
+    division, _ = plan.divided(model.tables)
+    count = plan.ranks // plan.per_node
+    held = (division.node_tables(model.tables, node) for node in range(count))
+    return Nodes(plan.per_node, tuple(sum(table.columns for table in tables) for tables in held))
+
+
+def _groups(ranks: int, nodes: Nodes | None) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """The sets of ranks that meet, by name of the group."""
+    found: dict[str, list[tuple[int, ...]]] = {GROUP: [tuple(range(ranks))]}
+    for rank in range(ranks if nodes is not None else 0):
+        assert nodes is not None
+        for name, members in nodes.groups(rank).items():
+            if len(members) < ranks and members not in found.setdefault(name, []):
+                found[name].append(members)
+    return {name: tuple(sets) for name, sets in found.items()}
+
+
+def _programs(model: Dlrm, ranks: Sequence[_RankTables], nodes: Nodes | None) -> tuple[tuple[Program, ...], tuple[int, ...]]:
     """The distinct programs by the first rank that runs each, and per rank whose it runs."""
     widths = tuple(sum(held.table.columns for held in tables.sharded) for tables in ranks)
     owner_of: dict[Hashable, int] = {}
@@ -160,10 +188,11 @@ def _programs(model: Dlrm, ranks: Sequence[_RankTables]) -> tuple[tuple[Program,
     for rank, tables in enumerate(ranks):
         local = tables.local
         # Ranks that write the same ops may look up other rows, and hold tables of other sizes. What every rank has is alike.
-        key = (what_is_written(model, local.sharded), tuple(replace(held.lookups, table="") for held in tables.sharded))
+        written = what_is_written(model, local.sharded), what_is_written(model, local.by_node)
+        key = (written, tuple(replace(held.lookups, table="") for held in (*tables.sharded, *tables.by_node)))
         if key not in owner_of:
             owner_of[key] = rank
-            programs.append(rank_program(model, local, widths, rank))
+            programs.append(rank_program(model, local, widths, rank, nodes))
         owners.append(owner_of[key])
     return tuple(programs), tuple(owners)
 
@@ -177,6 +206,7 @@ def _lookups(model: Dlrm, ranks: Sequence[_RankTables]) -> WorkloadLookups:
             group
             for implementation, optimizer, item in (
                 (model.lookup, model.optimizer, tables.sharded),
+                (model.lookup, model.optimizer, tables.by_node),
                 (model.lookup, model.optimizer, tables.row_wise),
                 (copies, DENSE, tables.copied),
             )
@@ -204,7 +234,9 @@ def _unnamed(model: Dlrm, ranks: Sequence[_RankTables]) -> dict[int, UnnamedMemo
     """Tables that our own kernel looks up together are no argument of any op; copies are, for an optimiser takes them."""
     if model.lookup != TABLE_BATCHED:
         return {}
-    groups = {rank: [item for item in (tables.sharded, tables.row_wise) if item] for rank, tables in enumerate(ranks)}
+    groups = {
+        rank: [item for item in (tables.sharded, tables.by_node, tables.row_wise) if item] for rank, tables in enumerate(ranks)
+    }
     return {rank: _memory(model, held) for rank, held in groups.items() if held}
 
 

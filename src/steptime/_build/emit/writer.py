@@ -260,12 +260,19 @@ class Writer:
         return self._collective("all_reduce", group, call, (tensors, OBJECT), (tensors,), (tensors,))
 
     def all_to_all(
-        self, received: Tensor, sent: Tensor, out_splits: Sequence[int], in_splits: Sequence[int], *, asynchronous: bool = True
+        self,
+        received: Tensor,
+        sent: Tensor,
+        out_splits: Sequence[int],
+        in_splits: Sequence[int],
+        *,
+        group: str = GROUP,
+        asynchronous: bool = True,
     ) -> int:
         """Sends shares of `in_splits` elements to every rank and receives `out_splits`."""
         splits = tuple(in_splits), tuple(out_splits)
         call = (received, sent, OBJECT, splits[1], splits[0], asynchronous, _NO_TIMEOUT)
-        return self._collective("all_to_all", GROUP, call, (OBJECT,), (sent,), (received,), *splits)
+        return self._collective("all_to_all", group, call, (OBJECT,), (sent,), (received,), *splits)
 
     def broadcast(self, tensor: Tensor, group: str = GROUP) -> int:
         """Gives every rank what the first has."""
