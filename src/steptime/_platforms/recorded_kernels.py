@@ -48,6 +48,11 @@ _PRECISIONS = (
 )
 
 
+def crosses_link(kernel: str) -> bool:
+    """Whether it is a copy between the host's memory and the device's: of which ops in recordings do not say where they read."""
+    return _BY_NAME[0][0].search(kernel) is not None
+
+
 @dataclass(frozen=True)
 class CarriedKernels:
     """Kernels recorded on one device as another one runs them; as recorded, a guess, where the first is not known."""

@@ -10,8 +10,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from steptime._program.program import CallKind, Collective, IntColumn, Program, WorkKind
+from steptime._program.program import CallKind, Collective, IntColumn, Program, Tensor, WorkKind
 from steptime._program.queues import launch_times
+from steptime._units import dtype_bytes
 
 WAIT = "wait"
 _Group = tuple[str, tuple[int, ...]]  # name and ranks
@@ -78,6 +79,33 @@ def launch_order(program: Program) -> tuple[IntColumn, IntColumn]:
     rows = np.flatnonzero(works.kind == WorkKind.COLLECTIVE)
     rows = rows[np.lexsort((works.start_ns[rows], launched[rows]))]
     return rows, launched[rows]
+
+
+def sized_by_ops(program: Program) -> Program:
+    """The program with sizes of collectives from the tensors of NCCL's ops around them, where kernels have none (2022)."""
+    collectives = list(program.collectives)
+    works, ops = program.works, program.ops
+    for row in np.flatnonzero((works.kind == WorkKind.COLLECTIVE) & (works.call >= 0) & (works.collective >= 0)).tolist():
+        index = int(works.collective[row])
+        if collectives[index].bytes_in or collectives[index].bytes_out or collectives[index].kind == "barrier":
+            continue
+        at = int(program.calls.op[works.call[row]])
+        while at >= 0 and not program.names[ops.name[at]].startswith("nccl:"):
+            at = int(ops.parent[at])
+        inputs = program.signatures[ops.signature[at]].inputs if at >= 0 and ops.signature[at] >= 0 else ()
+        tensor = next((value for value in inputs if isinstance(value, Tensor) and value.shape), None)
+        if tensor is not None:
+            collectives[index] = _sized(collectives[index], tensor)
+    return replace(program, collectives=tuple(collectives))
+
+
+def _sized(collective: Collective, given: Tensor) -> Collective:
+    """What goes in is the op's tensor; what comes out follows from the kind."""
+    nbytes, ranks = given.numel * dtype_bytes(given.dtype), max(len(collective.ranks), 1)
+    if not 0 < nbytes <= MOST_BYTES // ranks:
+        return collective
+    out = {"all_gather": nbytes * ranks, "reduce_scatter": nbytes // ranks}.get(collective.kind, nbytes)
+    return replace(collective, bytes_in=nbytes, bytes_out=out, dtype=given.dtype)
 
 
 def numbered_from(program: Program, first_step: int) -> Program:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from steptime._program.checks import disagreements, implausible
-from steptime._program.collectives import everyone, numbered_from
+from steptime._program.collectives import everyone, numbered_from, sized_by_ops
 from steptime._program.execution import ExecutionTrace, to_program
 from steptime._program.formats import TraceReader, find_files, format_of, opened, rank_in_name
 from steptime._program.formats.saved import joined
+from steptime._program.kernel_names import described_by_kernels
 from steptime._program.link import link
 from steptime._program.program import Program
 from steptime._program.workload import Progress, Workload
@@ -184,7 +185,7 @@ def _linked(programs: list[Program], contents: _Contents, world_size: int) -> li
     for rank in sorted(set(by_rank) - {p.rank for p in programs}):
         contents.warnings.append(f"{by_rank[rank].source}: rank {rank} has an execution trace but no Kineto trace; left out")
     linked = [link(p, by_rank[p.rank]) if p.rank in by_rank else p for p in programs]
-    return [_widened(p, max(world_size, p.world_size)) for p in linked]
+    return [sized_by_ops(described_by_kernels(_widened(p, max(world_size, p.world_size)))) for p in linked]
 
 
 def _workload(programs: list[Program], world_size: int, contents: _Contents, paths: Sequence[Path]) -> Workload:

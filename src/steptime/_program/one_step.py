@@ -34,6 +34,7 @@ class OneStep:
 
     program: Program
     kernels: tuple[RecordedKernel, ...] = ()
+    whole: bool = False  # a recorded program as it is, whose works are at hand: no op is guessed to launch anything
 
 
 def one_step(program: Program) -> OneStep:

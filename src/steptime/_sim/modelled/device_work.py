@@ -49,7 +49,8 @@ def device_work(
     from the device of the recording to this one (`CarriedKernels`).
     """
     issued = [
-        questions_of(step.program, cached_bytes=device.cached_bytes, launches_recorded=bool(step.kernels)) for step in steps
+        questions_of(step.program, cached_bytes=device.cached_bytes, launches_recorded=step.whole or bool(step.kernels))
+        for step in steps
     ]
     questions = [work.question for works in issued for work in works if work.question is not None]
     answers = iter(device.estimates(questions, strict=strict))
@@ -68,7 +69,8 @@ def device_work(
         recorded = _recorded(step, {work.op for work in works if work.kind not in (UNKNOWN, RECURRENT)}, device)
         known = {work.op for work in recorded}
         compute += _recurrent(program, [work for work in works if work.kind == RECURRENT and work.op not in known], device)
-        unknown = [_unknown(program, work, device) for work in works if work.kind == UNKNOWN and work.op not in known]
+        guessed = [] if step.whole else [work for work in works if work.kind == UNKNOWN and work.op not in known]
+        unknown = [_unknown(program, work, device) for work in guessed]
         if strict and unknown:
             raise UnsupportedError(
                 f"{program.names[int(program.ops.name[unknown[0].op])]} has no model on {device.limits.name} (rank "

@@ -39,9 +39,12 @@ from steptime._sim.laws.slowdowns import (
 from steptime._sim.modelled.collective_work import collective_work
 from steptime._sim.modelled.device_work import device_work
 from steptime._sim.modelled.issue import Issued, issue
+from steptime._sim.modelled.recorded_run import issued_as_recorded
 from steptime._sim.modelled.power import ROUNDS, SETTLED, Cards
 from steptime._sim.modelled.stragglers import Stragglers
 from steptime._sim.prediction import PredictedStep
+from steptime._sim.recorded.replay import repeatable
+from steptime._sim.recorded.timing import recorded
 from steptime.errors import InputError
 
 Floats = npt.NDArray[np.float64]
@@ -59,6 +62,7 @@ class ModelledStep:
     platform: Platform
     programs: tuple[Issued, ...]  # in the order of the workload's
     warnings: tuple[str, ...] = ()
+    host_error: float | None = None  # of the logarithm of its host times, where a recording has them; None: the machine's
 
     def cohorts(self, calibration: Calibration = UNCALIBRATED, clocks: Floats | None = None) -> list[Cohort]:
         """With all durations as the models say, one scenario; `clocks` of the cards, one per program."""
@@ -225,6 +229,27 @@ def modelled(workload: Workload, platform: Platform, *, strict: bool = False) ->
         programs.append(issue(program, host, device, wire.estimates[program.rank]))
         warnings += programs[-1].warnings
     return ModelledStep(workload, platform, tuple(programs), tuple(dict.fromkeys(warnings)))
+
+
+def modelled_run(workload: Workload, platform: Platform, *, strict: bool = False) -> ModelledStep:
+    """A recorded workload on a platform: as it was issued, with host times of the recording and kernels from models."""
+    inputs = repeatable(recorded(workload))
+    played = [cohort.program for cohort in inputs.cohorts]
+    workload = _everybody(replace(workload, programs=tuple(played)))
+    _check_ranks(workload, platform)
+    wire = collective_work(workload, platform.fabric)
+    answers = device_work([OneStep(program, whole=True) for program in played], platform.device, workload.lookups)
+    empty = ModelledStep(workload, platform, ())
+    usual = empty.speed(UNCALIBRATED)
+    programs = []
+    for cohort, answer in zip(inputs.cohorts, answers, strict=True):
+        of_rank = wire.estimates[cohort.program.rank]
+        programs.append(issued_as_recorded(cohort, platform.device, answer, of_rank, usual, strict=strict))
+    device_name = platform.device.limits.name
+    programs = [replace(each, program=each.program.on_device(device_name)) for each in programs]
+    workload = replace(workload, programs=tuple(each.program for each in programs))
+    warnings = [*workload.warnings, *wire.warnings, *(text for each in programs for text in each.warnings)]
+    return ModelledStep(workload, platform, tuple(programs), tuple(dict.fromkeys(warnings)), host_error=0.05)
 
 
 def alike(workload: Workload) -> bool:
