@@ -183,9 +183,14 @@ def test_the_example_is_predicted_within_its_recorded_steps() -> None:
     assert math.isclose(sum(r.share for r in found.critical_path.ranks), 1.0)
 
 
-def test_missing_ranks_are_said_to_be_left_out() -> None:
-    workload = load([EXAMPLE / "rank1.kineto.json.gz"])
-    assert any("ranks without a trace (3 of 4) is left out" in w for w in predict(workload).warnings)
+@pytest.mark.parametrize("name", ["h200_mps4_dlrm", "dlrm_overlap4", "gpt_fsdp2_small"])
+def test_one_rank_predicts_the_run_of_all(name: str) -> None:
+    files = sorted((EXAMPLE.parent / name).glob("*.kineto.json.gz"))
+    full = predict(load(files)).step_time_ms
+    for file in files:
+        alone = predict(load([file]))
+        assert alone.step_time_ms == pytest.approx(full, rel=0.05)
+        assert any(f"ranks without a trace ({len(files) - 1} of {len(files)})" in warning for warning in alone.warnings)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from tests.support.scripts import script
 
 from steptime._program.program import CallKind, Calls, Ops, Phase, Program, Stream, Thread, Works
 from steptime._program.workload import Workload
-from steptime._sim.recorded.replay import NO_INFLATION, PUBLISHED, Inflation, read_measured, replay, without_profiler
+from steptime._sim.recorded.profiler import profiler_costs, unprofiled
+from steptime._sim.recorded.replay import read_measured
+from steptime._sim.recorded.timing import recorded
 from steptime.errors import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -58,32 +61,17 @@ def host_bound(steps: int = 3) -> Program:
     )  # fmt: skip
 
 
-def case(name: str, unprofiled_ms: float) -> Any:
-    return comparison.Case(name, replay(Workload((host_bound(),), 1)), (unprofiled_ms,))
+def case(name: str, unprofiled_ms: float, visit: str = "") -> Any:
+    return comparison.Case(name, visit or name, recorded(Workload((host_bound(),), 1)), (unprofiled_ms,))
 
 
 PROFILED_MS = LAUNCHES * (BETWEEN_NS + LAUNCH_NS) / 1e6
 
 
-def test_no_inflation_changes_nothing() -> None:
-    inputs = replay(Workload((host_bound(),), 1)).recorded
-    same = without_profiler(inputs, NO_INFLATION)
-    assert (same.cohorts[0].timing.gap_ns == inputs.cohorts[0].timing.gap_ns).all()
-    assert (same.cohorts[0].timing.call_ns == inputs.cohorts[0].timing.call_ns).all()
-
-
-def test_every_op_call_and_launch_gives_back_its_part() -> None:
-    one = case("one", 0.2)
-    taken = Inflation(per_op_ns=3_000, per_call_ns=500, per_launch_ns=1_500)
-    assert one.period_ms() == pytest.approx(PROFILED_MS)
-    assert one.period_ms(taken) == pytest.approx(PROFILED_MS - LAUNCHES * 5_000 / 1e6)
-
-
-@given(st.floats(0, 50_000), st.floats(0, 50_000), st.floats(0, 50_000), st.floats(0, 1))
-def test_only_host_time_shrinks_and_never_below_zero(op: float, call: float, launch: float, share: float) -> None:
-    inputs = replay(Workload((host_bound(1),), 1)).recorded
-    before = inputs.cohorts[0].timing
-    after = without_profiler(inputs, Inflation(op, call, launch, share)).cohorts[0].timing
+@given(st.floats(0.05, 20))
+def test_only_host_time_shrinks_and_never_below_zero(times: float) -> None:
+    inputs = recorded(Workload((host_bound(1),), 1))
+    before, after = inputs.cohorts[0].timing, unprofiled(inputs, times).cohorts[0].timing
     for name in ("gap_ns", "call_ns"):
         shrunk = getattr(after, name)
         assert (shrunk >= 0).all()
@@ -92,42 +80,49 @@ def test_only_host_time_shrinks_and_never_below_zero(op: float, call: float, lau
         assert (getattr(after, name) == getattr(before, name)).all()
 
 
-@pytest.mark.parametrize("form", ["events", "share"])
-def test_a_stronger_inflation_never_predicts_a_longer_step(form: str) -> None:
+def test_the_slower_recorded_ops_are_the_more_is_the_profilers() -> None:
+    costs = profiler_costs()
+    shares = [costs.left_at(pace) for pace in (0.1, 0.3, 0.6, 1.0, 2.0, 50.0)]
+    assert shares == sorted(shares, reverse=True)
+    assert costs.left_at_least == shares[-1] < shares[0] == costs.left_at_most < 1
+
+
+def test_time_without_any_op_is_no_profilers() -> None:
+    costs = replace(profiler_costs(), per_event_ns=100.0)
+    inputs = recorded(Workload((host_bound(),), 1))
+    kept = unprofiled(inputs, costs=costs).cohorts[0].timing.gap_ns
+    assert (inputs.cohorts[0].timing.gap_ns - kept <= 200).all()
+
+
+def test_more_that_is_left_never_predicts_a_shorter_step() -> None:
     if not (EXAMPLES / "h200_mps4_dlrm").is_dir():
         pytest.skip("the example run is not there")
     real = comparison.read_case(EXAMPLES / "h200_mps4_dlrm")
-    strengths = (0.0, 0.2, 0.5, 1.0)
-    periods = [real.period_ms(comparison.inflation(form, strength)) for strength in strengths]
-    assert periods == sorted(periods, reverse=True)
+    periods = [real.with_left(left) for left in (0.1, 0.4, 0.7, 1.0)]
+    assert periods == sorted(periods)
     assert real.measured_ms > 1
 
 
-def test_a_case_tells_the_share_that_was_put_into_it() -> None:
-    assert case("half", PROFILED_MS / 2).strengths["share"] == pytest.approx(0.5, abs=1e-3)
+def test_a_case_tells_what_was_left_in_it() -> None:
+    assert case("half", PROFILED_MS / 2).left == pytest.approx(0.5, abs=1e-3)
+    assert case("same", 1.2 * PROFILED_MS).left is None
 
 
-def test_a_case_that_the_profiler_does_not_slow_down_tells_nothing() -> None:
-    assert not case("same", PROFILED_MS).strengths
-    assert not case("noise", 0.95 * PROFILED_MS).strengths
-
-
-def test_no_case_is_predicted_with_a_strength_estimated_on_itself() -> None:
-    (alone,) = comparison.compare([case("alone", PROFILED_MS / 2)])
-    assert set(alone.predictions) == {"as_recorded", "published"}
-    half, third = comparison.compare([case("half", PROFILED_MS / 2), case("third", PROFILED_MS / 3)])
-    assert half.predictions["share"].predicted_ms == pytest.approx(PROFILED_MS / 3, rel=1e-2)
-    assert third.predictions["share"].predicted_ms == pytest.approx(PROFILED_MS / 2, rel=1e-2)
-    assert third.predictions["share"].error == pytest.approx(0.5, rel=2e-2)
-
-
-def test_the_published_constants_are_once_their_own_strength() -> None:
-    once = comparison.inflation("events", 1.0)
-    assert (once.per_op_ns, once.per_call_ns, once.per_launch_ns) == (
-        PUBLISHED.per_op_ns,
-        PUBLISHED.per_call_ns,
-        PUBLISHED.per_launch_ns,
+def test_no_case_is_predicted_by_its_own_visit() -> None:
+    half, third, other = (
+        case("half", PROFILED_MS / 2, "a"),
+        case("third", PROFILED_MS / 3, "a"),
+        case("more", PROFILED_MS / 1.5),
     )
+    assert comparison.fitted([half]) is None
+    costs = comparison.fitted([half, third])
+    assert other.predicted_ms(costs) == pytest.approx(PROFILED_MS * (1 / 2 * 1 / 3) ** 0.5, rel=1e-2)
+
+
+@pytest.mark.parametrize("name", ["gpt_compiled", "gpt_graph", "prefetch_sync", "dlrm_overlap4", "gpt_fsdp2_small"])
+def test_recorded_examples_are_predicted_as_they_run_without_a_profiler(name: str) -> None:
+    one = comparison.read_case(EXAMPLES / name)
+    assert one.predicted_ms() == pytest.approx(one.measured_ms, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ def predict(
     calibration: str | Path | Calibration | None = None,
     strict: bool = False,
     what_if: Sequence[str] = (),
+    profiled: bool = False,
 ) -> Prediction:
     """Predict the steady-state step of a workload, or of anything `read` takes.
 
@@ -50,7 +51,8 @@ def predict(
     is what each card may draw if not what its data sheet says. `batch`, `ranks` and `plan` are as for `read`. `lookups` says
     what ranks look up in their tables, `calibration` how fast the machine is (`steptime calibrate` writes it). `strict`: an op
     without a model raises `UnsupportedError` instead of being a labelled guess. `what_if` are changes, as "matmul * 0.5": the
-    answer is the step with all of them, and its `what_if` says what each saves.
+    answer is the step with all of them, and its `what_if` says what each saves. `profiled`: a recorded
+    run with what its profiler cost, as recorded, instead of as it runs without one.
     """
     changes = parse_all(what_if)
     workload = read(source, batch=batch, ranks=ranks, plan=plan, platform_ranks=platform_ranks(platform))
@@ -64,16 +66,19 @@ def predict(
         if workload.lookups is None:
             from steptime._sim.prediction import predict as predict_recorded
 
-            return _answered(predict_recorded(workload), changes)
+            return _answered(predict_recorded(workload, profiled=profiled), changes)
         from steptime._sim.recorded.lookup_scenarios import predict_iterations
 
-        return _answered(predict_iterations(workload, workload.lookups, Device.load(str(device or DEVICE))), changes)
+        table_device = Device.load(str(device or DEVICE))
+        return _answered(predict_iterations(workload, workload.lookups, table_device, profiled=profiled), changes)
     machine = platform_for(platform, workload.world_size, device=device, host=host, fabric=fabric)
     speed = calibration_for(calibration, machine)
     if power_cap_w is not None:
         # It goes before the one that the calibration found.
         machine, speed = replace(machine, device=machine.device.capped(power_cap_w)), replace(speed, power_cap_w=None)
-    return _answered(predict_on(workload, machine, calibration=speed, strict=strict), changes, machine)
+    _check_profiled(workload, host, profiled=profiled)
+    step = predict_on(workload, machine, calibration=speed, strict=strict, profiled=profiled, other_host=host is not None)
+    return _answered(step, changes, machine)
 
 
 def _answered(step: PredictedStep, changes: Sequence[Change], platform: Platform | None = None) -> Prediction:
@@ -151,6 +156,14 @@ def _check_recorded(workload: Workload, options: dict[str, object]) -> None:
             also = ", or --lookups FILE" if name == "device" else ""
             shown = "" if value is True else f" {value}"
             raise InputError(f"--{name}{shown}: {what}; give --platform NAME too{also}")
+
+
+def _check_profiled(workload: Workload, host: str | Path | None, *, profiled: bool) -> None:
+    """Only a run can be predicted as it was recorded, and only on its own host."""
+    if profiled and not any(program.recorded for program in workload.programs):
+        raise InputError(f"--profiled: {workload.name or 'the workload'} was never recorded; it goes with traces of a run")
+    if profiled and host is not None:
+        raise InputError(f"--profiled --host {host}: host times are those that were recorded; give one of the two")
 
 
 def _suggested(ranks: int) -> str:

@@ -71,6 +71,9 @@ def predict(
             show_default=False,
         ),
     ] = None,
+    profiled: Annotated[
+        bool, Option("--profiled", help="A recorded run with what its profiler cost, instead of as it runs without one.")
+    ] = False,
     limit: Limit = None,
     expert_skew: ExpertSkew = None,
     json: Json = False,
@@ -100,6 +103,7 @@ def predict(
         calibration=calibration,
         strict=strict,
         what_if=what_if or (),
+        profiled=profiled,
     )
     if trace is not None:
         answer.trace(trace)

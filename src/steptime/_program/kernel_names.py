@@ -120,4 +120,6 @@ def _typed(value: Value, dtype: str) -> Value:
     """Tensors in lists with a type; one that stands alone has its own."""
     if not isinstance(value, tuple):
         return value
-    return tuple(replace(each, dtype=dtype) if isinstance(each, Tensor) and not each.dtype else _typed(each, dtype) for each in value)
+    return tuple(
+        replace(each, dtype=dtype) if isinstance(each, Tensor) and not each.dtype else _typed(each, dtype) for each in value
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ class Prediction(PredictedStep):
         return cls(**{each.name: getattr(step, each.name) for each in fields(step)})
 
     def __repr__(self) -> str:
-        where = "as recorded" if self.platform is None else f"on {self.platform}"
+        where = ("as recorded" if self.profiled else "as run") if self.platform is None else f"on {self.platform}"
         mfu = "" if self.mfu is None else f", MFU {100 * self.mfu:.1f} %"
         name = self.workload.name or "workload"
         return f"<Prediction {name} {where}: {time_ms(self.step_time_ms)} ms per step, {span_words(self)}{mfu}>"
@@ -70,16 +70,17 @@ class Unprofiled:
     high_ms: float
     as_recorded_ms: float  # the steady step of the recording, profiler included
     as_recorded_error: float
-    deflated_ms: float  # the same with the profiler's published cost per event taken out
+    deflated_ms: float  # the same with what the profiler cost taken out
     deflated_error: float
 
     @classmethod
     def read(cls, file: Path, played: Replay) -> Unprofiled:
         """The unprofiled step times in a file, and how the recording compares."""
-        from steptime._sim.recorded.replay import PUBLISHED, period_ms, read_measured
+        from steptime._sim.recorded.profiler import unprofiled
+        from steptime._sim.recorded.replay import period_ms, read_measured
 
         times_ms = read_measured(file)
-        step_ms, recorded_ms, deflated_ms = median(times_ms), period_ms(played.recorded), period_ms(played.recorded, PUBLISHED)
+        step_ms, recorded_ms, deflated_ms = median(times_ms), period_ms(played.recorded), period_ms(unprofiled(played.recorded))
         errors = recorded_ms / step_ms - 1, deflated_ms / step_ms - 1
         return cls(str(file), step_ms, min(times_ms), max(times_ms), recorded_ms, errors[0], deflated_ms, errors[1])
 
@@ -115,6 +116,7 @@ class Replayed:
             warnings=warnings,
         )
         unprofiled = None if measured is None else Unprofiled.read(measured, played)
+        prediction = replace(prediction, profiled=True)
         return cls(prediction, played.steps, fmean(recorded_ms), ms(mean_ns) / fmean(recorded_ms) - 1, unprofiled)
 
     def __repr__(self) -> str:

@@ -33,6 +33,8 @@ def prediction_document(prediction: PredictedStep) -> Document:
         "platform": prediction.platform,
         "interval_ms": list(prediction.interval_ms),
         "situation": prediction.situation,
+        "profiled": prediction.profiled,
+        "host_code_ms": prediction.host_code_ms,
         **_asked(prediction),
         "first_step_ms": prediction.first_step_ms,
         "bound_by": prediction.bound_by,

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from steptime._program.host_code import HOST_CODE
 from steptime._program.program import Program
 from steptime._program.workload import Workload
 from steptime._report.answers import Predictions, Replayed, SweepVariant
@@ -53,6 +54,8 @@ RANKS_SHOWN = 16
 PATH_SHOWN = 8
 # Replay error from which a step stands out: the most that any case may have.
 LARGE_ERROR = 0.03
+# Share of a step from which host code outside ops has a line.
+WORTH_SAYING = 0.02
 
 _NAME_AT_LEAST = 8  # columns that a name on the critical path gets
 _BAR_AT_MOST = 40
@@ -90,6 +93,8 @@ def print_prediction(console: Console, prediction: PredictedStep) -> None:
     beside = [span_words(prediction)]
     if prediction.platform is not None:
         beside.append(f"on {prediction.platform}")
+    if any(program.recorded for program in workload.programs):
+        beside.append("as recorded, with the profiler" if prediction.profiled else "without a profiler")
     if prediction.memory.get("fits") is False:
         beside.insert(0, "DOES NOT FIT in memory")
     if prediction.first_step_ms is not None:
@@ -107,6 +112,9 @@ def _print_facts(console: Console, prediction: PredictedStep) -> None:
         words = ", ".join(fact.words for fact in facts)
         if words:
             print_line(console, title, words, spaced=False)
+    if prediction.host_code_ms and prediction.host_code_ms >= WORTH_SAYING * prediction.step_time_ms:
+        text = f"{time_ms(prediction.host_code_ms)} ms per step outside ops: {HOST_CODE}"
+        print_line(console, "Host", text, spaced=False)
 
 
 def print_replay(console: Console, report: Replayed) -> None:
@@ -125,7 +133,7 @@ def print_replay(console: Console, report: Replayed) -> None:
         text = (
             f"{time_ms(seen.step_ms)} ms measured without a profiler ({between_ms(seen.low_ms, seen.high_ms)}); "
             f"this recording repeats every {time_ms(seen.as_recorded_ms)} ms ({signed_percent(seen.as_recorded_error)}), "
-            f"{time_ms(seen.deflated_ms)} ms ({signed_percent(seen.deflated_error)}) with the published cost of profiling "
+            f"{time_ms(seen.deflated_ms)} ms ({signed_percent(seen.deflated_error)}) with what the profiler cost "
             "taken out"
         )
         print_line(console, "Unprofiled", text)

@@ -73,7 +73,7 @@ def interval_words(low_ms: float, high_ms: float) -> str:
 
 def span_words(prediction: PredictedStep) -> str:
     """What the range beside a step time is, and from where to where."""
-    if prediction.platform is not None:
+    if prediction.platform is not None or not prediction.profiled:
         return interval_words(*prediction.interval_ms)
     return f"range with the recorded steps {between_ms(*prediction.interval_ms, '-')} ms"
 

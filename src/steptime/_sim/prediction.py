@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,15 +14,17 @@ from steptime._hardware.device import DeviceLimits, device_named
 from steptime._models.kernels.call import computed_in
 from steptime._models.power.card import StepPower
 from steptime._ops.operations import is_product, products_of
-from steptime._program.program import Phase, Program, Tensor
+from steptime._program.host_code import outside_ops_ns
+from steptime._program.program import CallKind, Phase, Program, Tensor
 from steptime._program.workload import Workload
 from steptime._sim.core.steady import steady
-from steptime._sim.core.timing import Timeline
+from steptime._sim.core.timing import Cohort, Timeline
 from steptime._sim.explain.activity import Activity, RankSummary, Window, activity
 from steptime._sim.explain.bound import Straggler, Waiting, bound_by, waiting
 from steptime._sim.explain.critical_path import PathSummary, critical_path, summarise_path
+from steptime._sim.recorded.profiler import profiler_costs, unprofiled
 from steptime._sim.recorded.replay import repeatable, step_times_ns
-from steptime._sim.recorded.timing import recorded
+from steptime._sim.recorded.timing import Recorded, recorded
 from steptime._units import ms
 
 # Forward, and a backward pass that differentiates each product by both of its factors.
@@ -29,6 +32,9 @@ _MODEL_PASSES = 3.0
 # All of it computed again, scores of fused attention too. More than this says that the forward pass was not told from the
 # rest, as in recordings of compiled steps.
 _MOST_PASSES = 4.5
+# What a step that the device bounds takes without a profiler, of what it was recorded with.
+_UNPROFILED_DEVICE = (0.93, 1.03)
+NINE_OF_TEN = 1.645  # standard deviations to either side
 # As people call what devices' data sheets name by type.
 _PRECISIONS = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
@@ -155,6 +161,8 @@ class PredictedStep:
     operations: Operations = field(default_factory=Operations)
     peak_flop_per_s: float | None = None  # of all ranks together, in the precision of most operations; None: not known
     power: StepPower | None = None  # of the cards; None: nobody knows what they draw
+    host_code_ms: float | None = None  # host time per step outside all ops, mean over ranks; None: not recorded
+    profiled: bool = False  # whether host times are those of the recording, what the profiler cost included
     situation: str | None = None  # what is known of the machine, by which the interval is as wide as it is; None: as recorded
 
     @property
@@ -196,17 +204,16 @@ class PredictedStep:
         return flop / (self.peak_flop_per_s * self.step_time_ms / 1e3)
 
 
-def predict(workload: Workload) -> PredictedStep:
-    """Predict the steady-state step with the run's own durations, as recorded; on a platform: `modelled.prediction`."""
-    inputs = recorded(workload)
+def predict(workload: Workload, *, profiled: bool = True) -> PredictedStep:
+    """Predict the steady-state step with the run's own durations; on a platform: `modelled.prediction`.
+
+    As it was recorded; what the profiler cost is taken out if it is asked for so (not `profiled`).
+    """
+    as_recorded = recorded(workload)
+    inputs = as_recorded if profiled else unprofiled(as_recorded)
     result = steady(repeatable(inputs).cohorts, queue_depth=inputs.queue_depth)
     steps = max(1, *(len(cohort.program.steps) for cohort in inputs.cohorts))
-    warnings = list(workload.warnings)
-    if workload.absent:
-        warnings.append(
-            f"waiting for ranks without a trace ({len(workload.absent)} of {workload.world_size}) is left out; "
-            "with them the step can only be longer"
-        )
+    warnings = [*workload.warnings, *missing_ranks(workload)]
     if steps == 1:
         warnings.append(
             "one step was recorded: how much host time lies between steps is not known and taken as none, and ranks begin "
@@ -214,21 +221,66 @@ def predict(workload: Workload) -> PredictedStep:
         )
     if not result.converged:
         warnings.append(f"the step had not settled after {result.iterations} windows; the period is their mean")
-    recorded_ms = [ms(period) for period in step_times_ns(inputs).values()]
-    # The first counts from the host's start and waits for what was launched before the recording.
-    recorded_ms = recorded_ms[1:] or recorded_ms
-    period_ms = ms(result.period_ns[0])
+    step_ns = float(result.period_ns[0]) + (single_step_ns(as_recorded) if profiled else 0.0)
+    interval_ns = _recorded_span(as_recorded, step_ns) if profiled else _without_profiler(as_recorded, step_ns)
     text = explain(
         workload,
         result.timeline,
         Window(steps),
-        step_ns=float(result.period_ns[0]),
-        interval_ms=(min(*recorded_ms, period_ms), max(*recorded_ms, period_ms)),
+        step_ns=step_ns,
+        interval_ms=(ms(interval_ns[0]), ms(interval_ns[1])),
         complete=not workload.absent,
         first_step_ms=ms(result.first_ns[0]),
         warnings=warnings,
     )
-    return replace(text, peak_flop_per_s=recorded_peak_flop_per_s(workload, text.operations.precision))
+    peak = recorded_peak_flop_per_s(workload, text.operations.precision)
+    return replace(text, peak_flop_per_s=peak, profiled=profiled, host_code_ms=host_code_ms(inputs.cohorts))
+
+
+def host_code_ms(cohorts: Sequence[Cohort]) -> float:
+    """What recorded hosts spend outside ops, per step and in the mean over ranks, as their timings have it."""
+    spent = []
+    for cohort in cohorts:
+        calls, gap_ns = cohort.program.calls, cohort.timing.gap_ns[:, 0, 0]
+        inside = (calls.step >= 0) & (calls.kind != CallKind.STEP_BEGIN)
+        outside = np.minimum(outside_ops_ns(cohort.program), gap_ns)[inside]
+        spent.append(float(outside.sum()) / max(1, len(cohort.program.steps)))
+    return ms(float(np.mean(spent)))
+
+
+def missing_ranks(workload: Workload) -> list[str]:
+    """What to say of ranks without a trace."""
+    if not workload.absent:
+        return []
+    missing = f"{len(workload.absent)} of {workload.world_size}"
+    return [f"ranks without a trace ({missing}) are taken to come to collectives as late as the recording shows"]
+
+
+def single_step_ns(inputs: Recorded) -> float:
+    """What the only step of a recording took beyond its steady state: ranks began apart, at its end the device ran empty."""
+    steps = step_times_ns(inputs)
+    if len(steps) > 1:
+        return 0.0
+    return float(next(iter(steps.values()))) - float(
+        steady(repeatable(inputs).cohorts, queue_depth=inputs.queue_depth).period_ns[0]
+    )
+
+
+def _recorded_span(inputs: Recorded, step_ns: float) -> tuple[float, float]:
+    """Of the prediction and the recorded steps."""
+    times_ns = [float(period) for period in step_times_ns(inputs).values()]
+    # The first counts from the host's start and waits for what was launched before the recording.
+    times_ns = times_ns[1:] or times_ns
+    return min(*times_ns, step_ns), max(*times_ns, step_ns)
+
+
+def _without_profiler(inputs: Recorded, step_ns: float) -> tuple[float, float]:
+    """What holds nine of ten unprofiled steps: less or more of the host times may be left, kernels be as quick or quicker."""
+    times = math.exp(NINE_OF_TEN * profiler_costs().error)
+    cohorts = [repeatable(unprofiled(inputs, each)) for each in (1.0 / times, times)]
+    low, high = (float(steady(each.cohorts, queue_depth=inputs.queue_depth).period_ns[0]) for each in cohorts)
+    faster, slower = _UNPROFILED_DEVICE
+    return min(low, step_ns) * faster, max(high, step_ns) * slower
 
 
 def explain(

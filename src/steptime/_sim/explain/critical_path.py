@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
+from steptime._program.host_code import HOST_CODE, outside_ops_ns
 from steptime._program.program import Program, WorkKind
 from steptime._sim.core.graph import FROM_START, EdgeKind, LaneGraph, lane_graph
 from steptime._sim.core.meetings import Meeting, Party, meetings, whole_cohorts
@@ -269,6 +270,8 @@ TOP = 10
 _TEMPLATE_OR_ARGUMENTS = re.compile(r"[<(].*$", re.DOTALL)
 _Key = TypeVar("_Key", str, int)
 _ANONYMOUS = "(anonymous namespace)::"
+# Shorter stretches outside ops are what calling them from Python takes.
+_LONG_NS = 100_000
 
 
 @dataclass(frozen=True)
@@ -351,6 +354,9 @@ def name_of(segment: PathSegment, program: Program) -> str:
     if segment.row < 0:
         return "before the window"
     if segment.lane == "host":
+        spent_ns = segment.end_ns - segment.start_ns
+        if program.calls.start_ns[segment.row] >= 0 and 2 * outside_ops_ns(program)[segment.row] > max(spent_ns, _LONG_NS):
+            return HOST_CODE
         return _op_name(program, int(program.calls.op[segment.row])) or program.names[int(program.calls.api[segment.row])]
     works = program.works
     if works.kind[segment.row] == WorkKind.COLLECTIVE and works.collective[segment.row] >= 0:

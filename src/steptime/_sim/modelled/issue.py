@@ -34,6 +34,7 @@ from steptime.errors import InputError
 Floats = npt.NDArray[np.float64]
 
 _COMPUTE = 0
+_DISPATCH = ("return_ns", "latency_ns", "spacing_ns", "release_ns")
 # Twelve days of one launch or of the host between two calls. Thousands of them still add up within 64 bits.
 LONGEST_NS = 1e15
 _LAUNCH, _WAIT, _HOST = "cudaLaunchKernel", "cudaStreamWaitEvent", "host"
@@ -97,6 +98,7 @@ class Issued:
     draws: tuple[KernelDraw | None, ...] = ()  # per estimate but collectives
     warnings: tuple[str, ...] = ()
     own_streams: tuple[int, ...] = ()  # those that the script launches on, where there are several
+    recorded: Timing | None = None  # of a run on such a device: how soon works start after launches and each other
 
     def timing(self, speed: Speed, device: DeviceLimits, factors: Floats | None = None) -> Timing:
         """With the host at this speed; `factors` (estimate, scenario) multiply durations."""
@@ -112,7 +114,7 @@ class Issued:
             return np.full((rows, 1, 1), round(value), dtype=np.int64)
 
         works = len(program.works)
-        return Timing(
+        result = Timing(
             gap_ns=_whole_ns((self.gap_cpu_ns * speed.cpu)[:, None], call_name)[:, :, None],
             call_ns=_whole_ns(call_ns[:, None], call_name)[:, :, None],
             return_ns=same(len(program.calls), dispatch.return_ns.value),
@@ -128,6 +130,9 @@ class Issued:
             thread_start_ns=same(len(program.threads), 0),
             stream_start_ns=same(len(program.streams), 0),
         )
+        if self.recorded is None:
+            return result
+        return replace(result, **{name: getattr(self.recorded, name) for name in _DISPATCH})
 
 
 @dataclass(frozen=True, slots=True)

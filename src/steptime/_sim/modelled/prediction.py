@@ -26,6 +26,7 @@ from steptime._models.power.card import StepPower
 from steptime._ops.families import WorkFamily, work_families
 from steptime._platforms.calibration import UNCALIBRATED, UNKNOWN_HOSTS, Calibration
 from steptime._platforms.platform import Platform
+from steptime._platforms.recorded_kernels import CarriedKernels
 from steptime._platforms.situation import Situation, situation_of
 from steptime._program.one_step import one_step
 from steptime._program.workload import UnnamedMemory, Workload
@@ -33,8 +34,10 @@ from steptime._sim.core.steady import Steady, steady
 from steptime._sim.core.timing import Cohort
 from steptime._sim.explain.activity import Window
 from steptime._sim.modelled.issue import Issued
+from steptime._sim.modelled.recorded_run import modelled_run
 from steptime._sim.modelled.step import ModelledStep, modelled
 from steptime._sim.prediction import PredictedStep, explain, peak_flop_per_s
+from steptime._sim.recorded.timing import timed
 from steptime._units import GIB, ms
 
 Floats = npt.NDArray[np.float64]
@@ -59,15 +62,30 @@ def predict_on(
     calibration: Calibration = UNCALIBRATED,
     strict: bool = False,
     situation: Situation | None = None,
+    profiled: bool = False,
+    other_host: bool = False,
 ) -> PredictedStep:
     """Predict the steady-state step of a workload on a platform.
 
     `strict`: an op without a model is an error, not a guess. `situation`: what may be wrong, where it is not the machine's.
+    A recorded run keeps its host times, of which the profiler's part is left in if `profiled`; on another device, of a
+    calibration or if asked for (`other_host`) they are those of the platform's host.
     """
-    step = modelled(workload, platform, strict=strict)
+    if all(timed(program) for program in workload.programs):
+        same = all(CarriedKernels.of(each.device_name, platform.device.limits).same for each in workload.programs)
+        own_host = profiled or (same and not other_host and calibration is UNCALIBRATED)
+        step = modelled_run(workload, platform, profiled=profiled, own_host=own_host, strict=strict)
+    else:
+        step = modelled(workload, platform, strict=strict)
     memory = memory_of(step.workload, platform)
     result = prediction_of(step, workload, calibration, situation)
-    return replace(result, memory=memory, warnings=(*does_not_fit(memory), *result.warnings))
+    return replace(
+        result,
+        profiled=profiled,
+        host_code_ms=step.host_code_ms,
+        memory=memory,
+        warnings=(*does_not_fit(memory), *result.warnings),
+    )
 
 
 def prediction_of(
@@ -75,9 +93,11 @@ def prediction_of(
 ) -> PredictedStep:
     """The prediction of a step whose models were asked."""
     calibration = known_of(step.platform, calibration)
+    if step.host_error is not None:
+        calibration = replace(calibration, host_error=step.host_error)
     result, settling, clocks = step.powered(calibration)
     steps = max(1, *(len(program.program.steps) for program in step.programs))
-    low, high = interval_ns(step, result, calibration, clocks, situation)
+    low, high = (each + step.single_ns for each in interval_ns(step, result, calibration, clocks, situation))
     warnings = [*step.warnings, *_caveats(step, calibration)]
     if not result.converged:
         warnings.append(f"the step had not settled after {result.iterations} windows; the period is their mean")
@@ -87,7 +107,7 @@ def prediction_of(
         workload,
         result.timeline,
         Window(steps),
-        step_ns=float(result.period_ns[0]),
+        step_ns=float(result.period_ns[0]) + step.single_ns,
         interval_ms=(ms(low), ms(high)),
         first_step_ms=ms(result.first_ns[0]),
         warnings=warnings,

@@ -10,23 +10,41 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from steptime._models.estimate import Estimate
+from steptime._models.host.columns import host_columns
 from steptime._models.host.model import Speed
-from steptime._models.power.model import KernelDraw
 from steptime._models.lookups.contention import MemoryUse
+from steptime._models.power.model import KernelDraw
+from steptime._platforms.calibration import UNCALIBRATED
 from steptime._platforms.device import Device
+from steptime._platforms.platform import Platform
 from steptime._platforms.recorded_kernels import CarriedKernels, crosses_link
+from steptime._program.host_code import outside_ops_ns
+from steptime._program.one_step import OneStep, one_step
 from steptime._program.program import Program, WorkKind
+from steptime._program.workload import Workload
 from steptime._sim.core.timing import Cohort
+from steptime._sim.modelled.collective_work import collective_work
+from steptime._sim.modelled.device_work import device_work
 from steptime._sim.modelled.issue import DeviceWork, Issued, OpWork
+from steptime._sim.modelled.step import ModelledStep, check_ranks, with_everybody
+from steptime._sim.prediction import host_code_ms, single_step_ns
+from steptime._sim.recorded.profiler import profiler_costs, unprofiled
+from steptime._sim.recorded.replay import repeatable
+from steptime._sim.recorded.timing import recorded
 from steptime.errors import UnsupportedError
 
-Floats = npt.NDArray[np.float64]
+# What recorded host times may be off by as times of other steps of the run: standard deviation of the logarithm.
+_RECORDED_HOST = 0.05
+# Longer stretches outside ops are no part of calling them, and say nothing of how fast a host calls ops. Hosts differ by less.
+_LONG_NS, _MOST_TIMES = 300_000, 4.0
+# Carried kernels err together: one recording, one profiler, two devices.
+_GROUP = "recorded"
 
 
 @dataclass
@@ -47,10 +65,74 @@ class _Answers:
         return len(self.estimates) - 1
 
 
+def modelled_run(
+    workload: Workload, platform: Platform, *, profiled: bool = False, own_host: bool = True, strict: bool = False
+) -> ModelledStep:
+    """A recorded workload on a platform: as it was issued, with host times of the recording and kernels from models.
+
+    `profiled`: with what the profiler cost. Not `own_host`: on the platform's host, not on that of the recording.
+    """
+    as_recorded = recorded(workload)
+    inputs = repeatable(as_recorded if profiled else unprofiled(as_recorded))
+    played = [cohort.program for cohort in inputs.cohorts]
+    workload = with_everybody(replace(workload, programs=tuple(played)))
+    check_ranks(workload, platform)
+    wire = collective_work(workload, platform.fabric)
+    answers = device_work([OneStep(program, whole=True) for program in played], platform.device, workload.lookups)
+    usual = ModelledStep(workload, platform, ()).speed(UNCALIBRATED)
+    programs = []
+    for cohort, late_ns, answer in zip(inputs.cohorts, inputs.late_ns, answers, strict=True):
+        of_rank = wire.estimates[cohort.program.rank]
+        host = cohort if own_host else _on_host(cohort, platform, usual)
+        issued = issued_as_recorded(host, late_ns, platform.device, answer, of_rank, usual, strict=strict)
+        programs.append(replace(issued, program=issued.program.on_device(platform.device.limits.name)))
+    workload = replace(workload, programs=tuple(each.program for each in programs))
+    warnings = [*workload.warnings, *wire.warnings, *(text for each in programs for text in each.warnings)]
+    return ModelledStep(
+        workload,
+        platform,
+        tuple(programs),
+        tuple(dict.fromkeys([*warnings, *_host_words(platform, profiled=profiled, own_host=own_host)])),
+        host_error=(_RECORDED_HOST if profiled else profiler_costs().error) if own_host else None,
+        single_ns=single_step_ns(as_recorded) if profiled else 0.0,
+        host_code_ms=host_code_ms(inputs.cohorts),
+    )
+
+
+def _host_words(platform: Platform, *, profiled: bool, own_host: bool) -> list[str]:
+    if not own_host:
+        return [f"host times of the recording, without its profiler, are scaled to the host {platform.parts.host}"]
+    what = "as recorded, with what its profiler cost" if profiled else "those of the recording, without what its profiler cost"
+    return [f"host times are {what}"]
+
+
+def _on_host(cohort: Cohort, platform: Platform, usual: Speed) -> Cohort:
+    """The cohort on the host of a platform: all host times go with how long its ops would take there."""
+    alone = one_step(cohort.program).program
+    model = host_columns(alone, platform.host)
+    there_ns = float(model.time_ns(usual).sum()) * max(1, len(cohort.program.steps))
+    timing = cohort.timing
+    outside = np.minimum(outside_ops_ns(cohort.program), timing.gap_ns[:, 0, 0])
+    here_ns = float(timing.gap_ns.sum() + timing.call_ns.sum()) - float(outside[outside > _LONG_NS].sum())
+    times = min(max(there_ns / max(here_ns, 1.0), 1.0 / _MOST_TIMES), _MOST_TIMES)
+    scaled = {name: np.rint(getattr(timing, name) * times).astype(np.int64) for name in ("gap_ns", "call_ns")}
+    return replace(cohort, timing=replace(timing, **scaled))
+
+
 def issued_as_recorded(
-    cohort: Cohort, device: Device, answers: DeviceWork, wire: Sequence[Estimate], usual: Speed, *, strict: bool = False
+    cohort: Cohort,
+    late_ns: npt.NDArray[np.int64],
+    device: Device,
+    answers: DeviceWork,
+    wire: Sequence[Estimate],
+    usual: Speed,
+    *,
+    strict: bool = False,
 ) -> Issued:
-    """The program of a recorded cohort as issued: host times as in its timing at the `usual` speed, works by these answers."""
+    """The program of a recorded cohort as issued: host times as in its timing at the `usual` speed, works by these answers.
+
+    `late_ns`: per work, how late ranks without a trace come to it.
+    """
     program, timing = cohort.program, cohort.timing
     known = _Answers()
     by_answer, unanswered = _by_answer(program, answers.works)
@@ -69,9 +151,11 @@ def issued_as_recorded(
     carried = CarriedKernels.of(program.device_name, device.limits)
     for row in unanswered:
         name = program.names[int(program.works.name[row])]
-        estimate[row] = known.add(carried.estimate(name, float(took_ns[row])), f"recorded {name[:40]}")
+        estimate[row] = known.add(carried.estimate(name, float(took_ns[row])), _GROUP)
     collective = program.works.kind == WorkKind.COLLECTIVE
     estimate[collective] = len(known.estimates) + program.works.collective[collective]
+    wire_ns = np.array([each.time_ns for each in wire])[program.works.collective[collective]]
+    share[collective] = 1.0 + late_ns[collective] / np.maximum(wire_ns, 1.0)
     return Issued(
         program=program,
         gap_cpu_ns=timing.gap_ns[:, 0, 0] / usual.cpu,
@@ -84,6 +168,7 @@ def issued_as_recorded(
         memory=(*known.memory, *[None] * len(wire)),
         draws=tuple(known.draws),
         warnings=(*answers.warnings, *_says(program, unanswered, carried, device)),
+        recorded=timing if carried.same else None,
     )
 
 
@@ -91,7 +176,9 @@ def _sum(estimates: Sequence[Estimate]) -> Estimate:
     """Of one op: they err together."""
     if len(estimates) == 1:
         return estimates[0]
-    time_ns, low_ns, high_ns = (sum(values) for values in zip(*((e.time_ns, e.low_ns, e.high_ns) for e in estimates), strict=True))
+    time_ns, low_ns, high_ns = (
+        sum(values) for values in zip(*((e.time_ns, e.low_ns, e.high_ns) for e in estimates), strict=True)
+    )
     return Estimate(time_ns, low_ns, high_ns, estimates[0].source, inside=all(each.inside for each in estimates))
 
 
@@ -135,6 +222,5 @@ def _says(program: Program, unanswered: Sequence[int], carried: CarriedKernels, 
     where = f" on {program.device_name}" if program.device_name else ""
     if carried.same:
         return [f"kernels of ops without a model keep the time they were recorded with{where}: {most}"]
-    return [
-        f"kernels of ops without a model, recorded{where}, are carried to {device.limits.name} by the limits of both, a guess: {most}"
-    ]
+    name = device.limits.name
+    return [f"kernels of ops without a model, recorded{where}, are carried to {name} by the limits of both, a guess: {most}"]

@@ -39,12 +39,9 @@ from steptime._sim.laws.slowdowns import (
 from steptime._sim.modelled.collective_work import collective_work
 from steptime._sim.modelled.device_work import device_work
 from steptime._sim.modelled.issue import Issued, issue
-from steptime._sim.modelled.recorded_run import issued_as_recorded
 from steptime._sim.modelled.power import ROUNDS, SETTLED, Cards
 from steptime._sim.modelled.stragglers import Stragglers
 from steptime._sim.prediction import PredictedStep
-from steptime._sim.recorded.replay import repeatable
-from steptime._sim.recorded.timing import recorded
 from steptime.errors import InputError
 
 Floats = npt.NDArray[np.float64]
@@ -63,6 +60,8 @@ class ModelledStep:
     programs: tuple[Issued, ...]  # in the order of the workload's
     warnings: tuple[str, ...] = ()
     host_error: float | None = None  # of the logarithm of its host times, where a recording has them; None: the machine's
+    single_ns: float = 0.0  # what the only step of a recording took beyond its steady state
+    host_code_ms: float | None = None  # of a recording: its host outside ops
 
     def cohorts(self, calibration: Calibration = UNCALIBRATED, clocks: Floats | None = None) -> list[Cohort]:
         """With all durations as the models say, one scenario; `clocks` of the cards, one per program."""
@@ -216,8 +215,8 @@ def modelled(workload: Workload, platform: Platform, *, strict: bool = False) ->
     if strict:
         _refuse_lost_work(workload.programs)
     steps, moved = _on_a_device([one_step(program) for program in workload.programs], strict=strict)
-    workload = _everybody(replace(workload, programs=tuple(each.program for each in steps)))
-    _check_ranks(workload, platform)
+    workload = with_everybody(replace(workload, programs=tuple(each.program for each in steps)))
+    check_ranks(workload, platform)
     wire = collective_work(workload, platform.fabric)
     programs, warnings = [], [*workload.warnings, *moved, *wire.warnings]
     devices = device_work(steps, platform.device, workload.lookups, strict=strict)
@@ -229,27 +228,6 @@ def modelled(workload: Workload, platform: Platform, *, strict: bool = False) ->
         programs.append(issue(program, host, device, wire.estimates[program.rank]))
         warnings += programs[-1].warnings
     return ModelledStep(workload, platform, tuple(programs), tuple(dict.fromkeys(warnings)))
-
-
-def modelled_run(workload: Workload, platform: Platform, *, strict: bool = False) -> ModelledStep:
-    """A recorded workload on a platform: as it was issued, with host times of the recording and kernels from models."""
-    inputs = repeatable(recorded(workload))
-    played = [cohort.program for cohort in inputs.cohorts]
-    workload = _everybody(replace(workload, programs=tuple(played)))
-    _check_ranks(workload, platform)
-    wire = collective_work(workload, platform.fabric)
-    answers = device_work([OneStep(program, whole=True) for program in played], platform.device, workload.lookups)
-    empty = ModelledStep(workload, platform, ())
-    usual = empty.speed(UNCALIBRATED)
-    programs = []
-    for cohort, answer in zip(inputs.cohorts, answers, strict=True):
-        of_rank = wire.estimates[cohort.program.rank]
-        programs.append(issued_as_recorded(cohort, platform.device, answer, of_rank, usual, strict=strict))
-    device_name = platform.device.limits.name
-    programs = [replace(each, program=each.program.on_device(device_name)) for each in programs]
-    workload = replace(workload, programs=tuple(each.program for each in programs))
-    warnings = [*workload.warnings, *wire.warnings, *(text for each in programs for text in each.warnings)]
-    return ModelledStep(workload, platform, tuple(programs), tuple(dict.fromkeys(warnings)), host_error=0.05)
 
 
 def alike(workload: Workload) -> bool:
@@ -266,7 +244,7 @@ def alike(workload: Workload) -> bool:
     return True
 
 
-def _everybody(workload: Workload) -> Workload:
+def with_everybody(workload: Workload) -> Workload:
     """Ranks without a program are taken to do what the first one does, and that is said."""
     if not workload.absent:
         return workload
@@ -277,7 +255,7 @@ def _everybody(workload: Workload) -> Workload:
     return replace(workload, owners=owners, warnings=(*workload.warnings, text))
 
 
-def _check_ranks(workload: Workload, platform: Platform) -> None:
+def check_ranks(workload: Workload, platform: Platform) -> None:
     if workload.world_size > platform.ranks:
         raise InputError(
             f"{workload.name or 'the workload'} has {workload.world_size} ranks, platform {platform.name} {platform.ranks}; "

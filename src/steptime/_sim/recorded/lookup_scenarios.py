@@ -24,8 +24,9 @@ from steptime._program.workload import Workload
 from steptime._sim.core.steady import steady
 from steptime._sim.core.timing import Cohort
 from steptime._sim.prediction import Iterations, PredictedStep, predict
+from steptime._sim.recorded.profiler import run_timings
 from steptime._sim.recorded.replay import repeatable
-from steptime._sim.recorded.timing import Recorded, recorded
+from steptime._sim.recorded.timing import Recorded
 from steptime._units import ms
 from steptime.errors import InputError
 
@@ -41,10 +42,10 @@ SCENARIOS_AT_ONCE = 64
 _ROW_IMPLEMENTATIONS = ("embedding_dense", "embedding_sparse")
 
 
-def predict_iterations(workload: Workload, lookups: WorkloadLookups, device: Device) -> PredictedStep:
+def predict_iterations(workload: Workload, lookups: WorkloadLookups, device: Device, *, profiled: bool = True) -> PredictedStep:
     """The prediction of a recorded run, and the distribution of its step time over iterations that look up other rows."""
-    prediction = predict(workload)
-    inputs = repeatable(recorded(workload))
+    prediction = predict(workload, profiled=profiled)
+    inputs = repeatable(run_timings(workload, profiled=profiled))
     works, warnings = _works(workload, inputs, lookups)
     factors, unlike = _factors(lookups, sorted(works), device)
     step_ms, settled = _step_ms(inputs, works, factors, lookups.iterations)

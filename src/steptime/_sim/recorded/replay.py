@@ -2,9 +2,6 @@
 
 `repeatable` makes of a recorded window one that can follow itself. A profiler waits for the device when it stops, and a window
 opens with a backlog. Neither is part of a step; repeated, they would keep the host from running ahead.
-
-`without_profiler` takes out what a profiler adds: every op event and every runtime call costs the host time that an unprofiled
-run does not spend. Host costs measured without a profiler replace it.
 """
 
 from __future__ import annotations
@@ -117,11 +114,18 @@ def _end(program: Program, calls: Nanoseconds, works: Nanoseconds, step: int) ->
 
 
 def repeatable(recorded: Recorded) -> Recorded:
-    """The same timings without calls outside the steps and without backlog."""
-    return replace(recorded, cohorts=tuple(_cut(c) for c in recorded.cohorts))
+    """The same timings without calls outside the steps and without backlog; ranks without a trace come as late as recorded."""
+    cut = [_cut(_delayed(c, late_ns), late_ns) for c, late_ns in zip(recorded.cohorts, recorded.late_ns, strict=True)]
+    return replace(recorded, cohorts=tuple(cohort for cohort, _ in cut), late_ns=tuple(late_ns for _, late_ns in cut))
 
 
-def _cut(cohort: Cohort) -> Cohort:
+def _delayed(cohort: Cohort, late_ns: Rows) -> Cohort:
+    """Collectives with what the ranks without a trace come later: nothing else says what those do."""
+    timing = cohort.timing
+    return replace(cohort, timing=replace(timing, duration_ns=timing.duration_ns + late_ns[:, None, None]))
+
+
+def _cut(cohort: Cohort, late_ns: Rows) -> tuple[Cohort, Rows]:
     program = cohort.program
     calls = np.flatnonzero(_inside(program))
     new_call = _positions(calls, len(program.calls))
@@ -136,7 +140,7 @@ def _cut(cohort: Cohort) -> Cohort:
     columns = {name: getattr(cohort.timing, name)[calls] for name in PER_CALL}
     columns |= {name: getattr(cohort.timing, name)[works] for name in (*PER_WORK, "waits")}
     columns["gap_ns"] = _first_gaps(columns["gap_ns"], cut)
-    return Cohort(cut, cohort.ranks, replace(cohort.timing, **columns), cohort.members)
+    return Cohort(cut, cohort.ranks, replace(cohort.timing, **columns), cohort.members), late_ns[works]
 
 
 def _inside(program: Program) -> npt.NDArray[np.bool_]:
@@ -169,48 +173,12 @@ def _moved(column: npt.NDArray[np.int32], positions: Rows) -> npt.NDArray[np.int
     return positions[column].astype(np.int32)
 
 
-@dataclass(frozen=True)
-class Inflation:
-    """What a profiler adds to host time: so much per event, and a share of what remains."""
-
-    per_op_ns: float = 0.0  # per op that begins, before the next call
-    per_call_ns: float = 0.0  # per runtime call
-    per_launch_ns: float = 0.0  # on top, where the call launches work
-    share: float = 0.0
+def period_ms(inputs: Recorded) -> float:
+    """The period of the recorded steps."""
+    return float(steady(repeatable(inputs).cohorts, queue_depth=inputs.queue_depth).period_ns[0]) / NS_PER_MS
 
 
-NO_INFLATION = Inflation()
-# 2 us per CPU event (ops and calls alike) and 4 us per GPU event: the constants of the published overhead model for DLRM on
-# PyTorch. On H200 boxes they take out a third to two thirds of what the profiler adds (benchmarks/unprofiled_replay.py).
-PUBLISHED = Inflation(per_op_ns=2_000, per_call_ns=2_000, per_launch_ns=4_000)
-
-
-def period_ms(inputs: Recorded, inflated: Inflation = NO_INFLATION) -> float:
-    """The period of the recorded steps with an inflation taken out."""
-    result = steady(repeatable(without_profiler(inputs, inflated)).cohorts, queue_depth=inputs.queue_depth)
-    return float(result.period_ns[0]) / NS_PER_MS
-
-
-def without_profiler(inputs: Recorded, inflated: Inflation) -> Recorded:
-    """The same timings with the inflation taken out of host gaps and calls, none below zero. Device times stay as recorded."""
-    return replace(inputs, cohorts=tuple(_deflated(cohort, inflated) for cohort in inputs.cohorts))
-
-
-def _deflated(cohort: Cohort, inflated: Inflation) -> Cohort:
-    timing, calls = cohort.timing, cohort.program.calls
-    begun = _ops_begun(cohort.program, timing.gap_ns[:, 0, 0])[:, None, None]
-    real = ((calls.kind != CallKind.STEP_BEGIN) & (calls.kind != CallKind.STEP_END))[:, None, None]
-    launching = np.isin(calls.kind, (CallKind.LAUNCH, CallKind.BLOCKING_COPY))[:, None, None]
-    gap = (timing.gap_ns - begun * inflated.per_op_ns) * (1 - inflated.share)
-    call = (timing.call_ns - real * inflated.per_call_ns - launching * inflated.per_launch_ns) * (1 - inflated.share)
-    return replace(cohort, timing=replace(timing, gap_ns=_whole(gap), call_ns=_whole(call)))
-
-
-def _whole(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    return np.maximum(np.rint(values), 0).astype(np.int64)
-
-
-def _ops_begun(program: Program, gap_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def ops_begun(program: Program, gap_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Per call, how many ops began on its thread in the gap before it: a profiler does most of its work where an op begins."""
     ops, calls = program.ops, program.calls
     result = np.zeros(len(calls), dtype=np.int64)

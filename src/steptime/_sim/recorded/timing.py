@@ -57,6 +57,8 @@ class Recorded:
     queue_depth: int
     origin_ns: int  # absolute time of the common zero
     offsets_ns: tuple[int, ...]  # per rank: what was added to its own times
+    # Per rank and work: how much later than all ranks with a trace those without one came to a collective.
+    late_ns: tuple[Column, ...]
 
 
 def _check(program: Program) -> None:
@@ -76,6 +78,15 @@ def _check(program: Program) -> None:
         if unmarked or not program.steps:
             which = f"where step {unmarked[0]} {what}" if unmarked else "where its steps begin and end"
             raise InputError(f"{where}: does not say {which}; give a Kineto trace of the run")
+
+
+def timed(program: Program) -> bool:
+    """Whether a program was recorded with all that its timings need."""
+    try:
+        _check(program)
+    except InputError:
+        return False
+    return True
 
 
 def _check_clocks(workload: Workload, offsets_ns: Sequence[int]) -> None:
@@ -100,7 +111,26 @@ def recorded(workload: Workload) -> Recorded:
         Cohort(p, (p.rank,), _Extract(p, offset, meetings, depth).timing())
         for p, offset in zip(workload.programs, offsets, strict=True)
     )
-    return Recorded(cohorts, depth, meetings.origin_ns, offsets)
+    late = tuple(_late(cohort, offset, meetings) for cohort, offset in zip(cohorts, offsets, strict=True))
+    return Recorded(cohorts, depth, meetings.origin_ns, offsets, late)
+
+
+def _late(cohort: Cohort, offset: int, meetings: Meetings) -> Column:
+    """Per work, how much later than the last rank with a trace the absent ones came; typical of its place in a step."""
+    program, absent = cohort.program, cohort.timing.absent_ns[:, 0, 0]
+    late = np.zeros(len(program.works), dtype=np.int64)
+    rows = np.flatnonzero((absent > LONG_AGO) & cohort.timing.waits & (program.works.call >= 0))
+    for row in rows.tolist():
+        spans = meetings.spans.get(key_of(program.collectives[program.works.collective[row]]), {})
+        last = max((start for start, _ in spans.values()), default=int(program.works.start_ns[row]) + offset)
+        late[row] = max(int(absent[row]) - last, 0)
+    by_step = [rows[program.works.step[rows] == step] for step in program.steps]
+    if len(by_step) > 1 and len({len(each) for each in by_step}) == 1:
+        # The first waits for what ranks did before the window.
+        late[np.concatenate(by_step)] = np.tile(np.median(late[np.array(by_step[1:])], axis=0), len(by_step))
+    elif len(by_step) == 1:
+        late[rows[:1]] = 0  # where ranks that began apart meet
+    return late
 
 
 class _Extract:

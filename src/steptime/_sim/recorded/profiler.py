@@ -1,0 +1,120 @@
+"""What a profiler cost a recorded run, and the run without it.
+
+Every op and every launch that is recorded costs the host time, kernels of a graph cost the device time. How much was measured
+on boxes that ran the same steps with and without a profiler (`data/profiler.toml`). On another host it goes with how long ops
+take there that launch nothing: those are nearly all profiler, and slow down with the host and with what it records.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+import steptime
+from steptime._hardware.description import ValueRange, read_toml
+from steptime._program.program import Program
+from steptime._program.workload import Workload
+from steptime._sim.core.timing import Cohort, Nanoseconds
+from steptime._sim.recorded.replay import ops_begun
+from steptime._sim.recorded.timing import Recorded, recorded
+
+FILE = Path(steptime.__file__).parent / "data" / "profiler.toml"
+SCHEMA_VERSION = 1
+_COST = ValueRange(0, 1e9, "nanoseconds")
+_FEWEST = 5  # calls of an op that say how long it takes
+
+
+@dataclass(frozen=True)
+class ProfilerCosts:
+    """What of recorded host time is left without a profiler, and what ops take on the host on which that was measured."""
+
+    left: float  # of host time, at pace 1
+    per_pace: float  # the power of the pace by which less is left
+    left_at_least: float
+    left_at_most: float
+    per_event_ns: float  # an op or a call that is recorded costs no more, at pace 1
+    per_graph_kernel_ns: float
+    error: float  # standard deviation of the logarithm of what is left
+    usual_ns: Mapping[str, float]
+
+    def left_at(self, pace: float) -> float:
+        """What share of host time an unprofiled run spends."""
+        return min(max(self.left / math.pow(pace, self.per_pace), self.left_at_least), self.left_at_most)
+
+
+@cache
+def profiler_costs(file: Path = FILE) -> ProfilerCosts:
+    """The shipped ones."""
+    content = read_toml(file, "profiler", SCHEMA_VERSION)
+    usual = {name: _COST.check(f"{file}: {name}", entry["value"]) for name, entry in content["usual_ns"].items()}
+    names = [each.name for each in fields(ProfilerCosts) if each.name != "usual_ns"]
+    return ProfilerCosts(**{name: _COST.check(f"{file}: {name}", content[name]["value"]) for name in names}, usual_ns=usual)
+
+
+def pace(program: Program, costs: ProfilerCosts) -> float:
+    """How many times as long ops that launch nothing took as on the host of the costs; 1 where none is there."""
+    ops = program.ops
+    took_ns = ops.end_ns - ops.start_ns
+    numbers = {name: number for number, name in enumerate(program.names)}
+    logs = []
+    for name, usual_ns in costs.usual_ns.items():
+        rows = np.flatnonzero(ops.name == numbers.get(name, -1))
+        if len(rows) >= _FEWEST:
+            # Times in whole microseconds: none is less than half of one.
+            logs.append(math.log(max(float(np.mean(np.sort(took_ns[rows])[: max(1, len(rows) * 3 // 4)])), 500.0) / usual_ns))
+    return math.exp(float(np.median(logs))) if logs else 1.0
+
+
+def run_timings(workload: Workload, *, profiled: bool) -> Recorded:
+    """The timings of a recorded run, as it was or as it is without a profiler."""
+    inputs = recorded(workload)
+    return inputs if profiled else unprofiled(inputs)
+
+
+def unprofiled(inputs: Recorded, times: float = 1.0, costs: ProfilerCosts | None = None) -> Recorded:
+    """The timings of a run as it is without a profiler; `times` as much is left of host times as is usual."""
+    costs = costs or profiler_costs()
+    cohorts, late = [], []
+    for cohort, late_ns in zip(inputs.cohorts, inputs.late_ns, strict=True):
+        host_pace = pace(cohort.program, costs)
+        result = _graphs(_host(cohort, min(times * costs.left_at(host_pace), 1.0), costs.per_event_ns * host_pace), costs)
+        cohorts.append(result)
+        # Ranks without a trace were recorded too.
+        late.append(np.rint(late_ns * _host_ns(result) / max(_host_ns(cohort), 1)).astype(np.int64))
+    return replace(inputs, cohorts=tuple(cohorts), late_ns=tuple(late))
+
+
+def _host(cohort: Cohort, left: float, per_event_ns: float) -> Cohort:
+    """Host times with this share left, where the profiler was at work: not where Python or a library is, without any op."""
+    timing = cohort.timing
+    events = 1 + ops_begun(cohort.program, timing.gap_ns[:, 0, 0])[:, None, None]
+
+    def less(times_ns: Nanoseconds, count: Nanoseconds | int) -> Nanoseconds:
+        rest: Nanoseconds = np.rint(times_ns - np.minimum((1.0 - left) * times_ns, count * per_event_ns)).astype(np.int64)
+        return rest
+
+    return replace(cohort, timing=replace(timing, gap_ns=less(timing.gap_ns, events), call_ns=less(timing.call_ns, 1)))
+
+
+def _host_ns(cohort: Cohort) -> int:
+    return int(cohort.timing.gap_ns.sum() + cohort.timing.call_ns.sum())
+
+
+def _graphs(cohort: Cohort, costs: ProfilerCosts) -> Cohort:
+    """Kernels of a graph follow each other sooner."""
+    works = cohort.program.works
+    launched = works.call >= 0
+    many = np.bincount(works.call[launched], minlength=len(cohort.program.calls)) > 1
+    inside = launched & many[np.maximum(works.call, 0)] if len(many) else launched
+    if not inside.any():
+        return cohort
+    timing = cohort.timing
+    cut = np.where(inside, round(costs.per_graph_kernel_ns), 0)[:, None, None]
+    spacing = np.maximum(timing.spacing_ns - cut, 0)
+    rest = cut - (timing.spacing_ns - spacing)
+    return replace(cohort, timing=replace(timing, spacing_ns=spacing, duration_ns=np.maximum(timing.duration_ns - rest, 0)))
