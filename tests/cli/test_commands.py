@@ -82,7 +82,7 @@ def test_names_with_brackets_are_shown_as_they_are(command: str, tmp_path: Path,
     assert '"name": "aten::gather"' in text
     text = text.replace('"name": "aten::gather"', '"name": "[/mm] x"').replace('"name": "aten::mul"', '"name": "[param|cuda]"')
     (folder / "[red]rank0.json").write_text(text, encoding="utf-8")
-    assert run([command, str(tmp_path / "run[")]) == 0
+    assert run([command, str(tmp_path / "run["), *["--profiled"] * (command == "predict")]) == 0
     out = capsys.readouterr().out
     shown = ["[red]rank0.json", "b]"] if command == "inspect" else ["[/mm] x", "[param|cuda]"]
     assert [name for name in shown if name not in out] == []

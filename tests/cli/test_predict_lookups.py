@@ -123,9 +123,9 @@ def test_what_is_wrong_is_one_line(lookups: Path, tmp_path: Path, capsys: Captur
 @pytest.mark.skipif(not lookups_file(FOLDER, "h200").is_file(), reason="the package has no fitted lookup models of an H200")
 def test_the_shipped_models_answer_for_the_example(tmp_path: Path, capsys: Captured) -> None:
     drawn().save(tmp_path / "lookups.json")
-    arguments = ["--lookups", str(tmp_path / "lookups.json"), "--device", "h200-quarter", "--json"]
+    arguments = ["--lookups", str(tmp_path / "lookups.json"), "--device", "h200-quarter", "--profiled", "--json"]
     assert run(["predict", str(EXAMPLES / "h200_mps4_dlrm"), *arguments]) == 0
     found = json.loads(capsys.readouterr().out)
     assert not any("beyond what was measured" in warning for warning in found["warnings"])
-    # The host is what this step waits for: other rows do not change it.
+    # The profiled host is what this step waits for: other rows do not change it.
     assert found["iterations"]["per_iteration_ms"] == pytest.approx([found["step_time_ms"]] * 3)

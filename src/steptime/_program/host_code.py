@@ -1,50 +1,56 @@
-"""What the host did outside every op before a call: Python, data loading, logging, and whatever else no profiler names."""
+"""What the host does outside every op before a call: Python, data loading, logging, and whatever else no profiler names."""
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from steptime._program.program import IntColumn, Program
 
+Floats = npt.NDArray[np.float64]
+
 HOST_CODE = "Python and other host code"
+# Frames of libraries around Python, not ops.
+_FRAMES = ("FSDP::",)
 
 
-def outside_ops_ns(program: Program) -> IntColumn:
-    """Per call of a recorded program, the time outside all ops since its thread's last call, or since it was handed over."""
-    if outside_ops_ns not in program.derived:
-        program.derived[outside_ops_ns] = _outside(program)
-    result: IntColumn = program.derived[outside_ops_ns]
+def outside_ops(program: Program) -> Floats:
+    """Per call, how much of the host work before it is in no op: Python, data loading, logging. None where nothing was timed.
+
+    Labels that a user or a class gives are no ops: what is in them and in no op of a library is Python too.
+    """
+    if outside_ops not in program.derived:
+        program.derived[outside_ops] = _outside(program)
+    result: Floats = program.derived[outside_ops]
     return result
 
 
-def _outside(program: Program) -> IntColumn:
+def _outside(program: Program) -> Floats:
     calls, ops = program.calls, program.ops
-    result = np.zeros(len(calls), dtype=np.int64)
+    result = np.zeros(len(calls))
+    library = np.array(["::" in name and not name.startswith(_FRAMES) for name in program.names], dtype=bool)
     for thread in range(len(program.threads)):
-        rows = np.flatnonzero(calls.thread == thread)
-        if not len(rows):
+        rows = np.flatnonzero((calls.thread == thread) & (calls.start_ns >= 0))
+        spans = np.flatnonzero((ops.thread == thread) & library[ops.name] & (ops.start_ns >= 0))
+        if len(rows) < 2:
             continue
-        after = calls.after[rows]
-        handed = np.where(after >= 0, calls.end_ns[np.maximum(after, 0)], -1)
-        before = np.concatenate([[-1], calls.end_ns[rows[:-1]]])
-        since = np.maximum(before, handed)
-        since = np.where(since < 0, calls.start_ns[rows], np.minimum(since, calls.start_ns[rows]))
-        mine = np.flatnonzero((ops.thread == thread) & (ops.parent < 0) & (ops.start_ns >= 0))
-        inside = _covered(ops.start_ns[mine], ops.end_ns[mine], calls.start_ns[rows])
-        inside -= _covered(ops.start_ns[mine], ops.end_ns[mine], since)
-        result[rows] = np.maximum(calls.start_ns[rows] - since - inside, 0)
-    return result
+        since = np.maximum(
+            calls.end_ns[rows[:-1]], np.where(calls.after[rows[1:]] >= 0, calls.end_ns[calls.after[rows[1:]]], 0)
+        )
+        until = np.maximum(calls.start_ns[rows[1:]], since)
+        inside = _covered(ops.start_ns[spans], ops.end_ns[spans], until) - _covered(
+            ops.start_ns[spans], ops.end_ns[spans], since
+        )
+        result[rows[1:]] = 1.0 - inside / np.maximum(until - since, 1)
+    return np.where(result > 0, result, 0.0)
 
 
-def _covered(starts: IntColumn, ends: IntColumn, until: IntColumn) -> IntColumn:
-    """How much of the time until each moment ops took, which follow each other."""
-    if not len(starts):
-        return np.zeros(len(until), dtype=np.int64)
-    order = np.argsort(starts, kind="stable")
-    starts, ends = starts[order], np.maximum.accumulate(ends[order])
-    starts = np.maximum(starts, np.concatenate([[starts[0]], ends[:-1]]))
-    total = np.concatenate([[0], np.cumsum(np.maximum(ends - starts, 0))])
-    at = np.searchsorted(starts, until, side="right")
-    last = np.maximum(at - 1, 0)
-    partial = np.clip(until - starts[last], 0, np.maximum(ends[last] - starts[last], 0))
-    return np.where(at > 0, total[last] + partial, 0)
+def _covered(start_ns: IntColumn, end_ns: IntColumn, at_ns: IntColumn) -> IntColumn:
+    """How much of the time up to some moments is within one of the spans or more; spans come in order of their starts."""
+    if not len(start_ns):
+        return np.zeros(len(at_ns), dtype=np.int64)
+    reach = np.maximum.accumulate(end_ns)
+    first = np.flatnonzero(np.append(True, start_ns[1:] > reach[:-1]))
+    begin, end = start_ns[first], np.maximum.reduceat(end_ns, first)
+    total, index = np.cumsum(end - begin), np.searchsorted(begin, at_ns, side="right") - 1
+    return np.asarray(np.where(index < 0, 0, total[index] - np.maximum(end[index] - at_ns, 0)), dtype=np.int64)

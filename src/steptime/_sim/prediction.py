@@ -14,7 +14,7 @@ from steptime._hardware.device import DeviceLimits, device_named
 from steptime._models.kernels.call import computed_in
 from steptime._models.power.card import StepPower
 from steptime._ops.operations import is_product, products_of
-from steptime._program.host_code import outside_ops_ns
+from steptime._program.host_code import outside_ops
 from steptime._program.program import CallKind, Phase, Program, Tensor
 from steptime._program.workload import Workload
 from steptime._sim.core.steady import steady
@@ -243,7 +243,7 @@ def host_code_ms(cohorts: Sequence[Cohort]) -> float:
     for cohort in cohorts:
         calls, gap_ns = cohort.program.calls, cohort.timing.gap_ns[:, 0, 0]
         inside = (calls.step >= 0) & (calls.kind != CallKind.STEP_BEGIN)
-        outside = np.minimum(outside_ops_ns(cohort.program), gap_ns)[inside]
+        outside = (outside_ops(cohort.program) * gap_ns)[inside]
         spent.append(float(outside.sum()) / max(1, len(cohort.program.steps)))
     return ms(float(np.mean(spent)))
 

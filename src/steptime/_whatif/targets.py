@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from steptime._ops.families import WorkFamily, work_families
-from steptime._program.program import CallKind, IntColumn, Program, WorkKind
+from steptime._program.host_code import outside_ops
+from steptime._program.program import CallKind, Program, WorkKind
 from steptime._sim.core.timing import Cohort
 from steptime._units import ms
 from steptime._whatif.edits import SYNCHRONISING, Floats, Mask
@@ -24,8 +25,6 @@ _ALIASES = {
 }  # fmt: skip
 _FAMILIES = {family.label: family for family in WorkFamily}
 _SHOWN = 6
-# Frames of libraries around Python, not ops.
-_FRAMES = ("FSDP::",)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,41 +77,6 @@ def collectives(program: Program, kind: str) -> Mask:
 def synchronising(program: Program) -> Mask:
     """The calls in which the host may wait for the device."""
     return np.isin(program.calls.kind, (*SYNCHRONISING, CallKind.BLOCKING_COPY))
-
-
-def outside_ops(program: Program) -> Floats:
-    """Per call, how much of the host work before it is in no op: Python, data loading, logging. None where nothing was timed.
-
-    Labels that a user or a class gives are no ops: what is in them and in no op of a library is Python too.
-    """
-    calls, ops = program.calls, program.ops
-    result = np.zeros(len(calls))
-    library = np.array(["::" in name and not name.startswith(_FRAMES) for name in program.names], dtype=bool)
-    for thread in range(len(program.threads)):
-        rows = np.flatnonzero((calls.thread == thread) & (calls.start_ns >= 0))
-        spans = np.flatnonzero((ops.thread == thread) & library[ops.name] & (ops.start_ns >= 0))
-        if len(rows) < 2:
-            continue
-        since = np.maximum(
-            calls.end_ns[rows[:-1]], np.where(calls.after[rows[1:]] >= 0, calls.end_ns[calls.after[rows[1:]]], 0)
-        )
-        until = np.maximum(calls.start_ns[rows[1:]], since)
-        inside = _covered(ops.start_ns[spans], ops.end_ns[spans], until) - _covered(
-            ops.start_ns[spans], ops.end_ns[spans], since
-        )
-        result[rows[1:]] = 1.0 - inside / np.maximum(until - since, 1)
-    return np.where(result > 0, result, 0.0)
-
-
-def _covered(start_ns: IntColumn, end_ns: IntColumn, at_ns: IntColumn) -> IntColumn:
-    """How much of the time up to some moments is within one of the spans or more; spans come in order of their starts."""
-    if not len(start_ns):
-        return np.zeros(len(at_ns), dtype=np.int64)
-    reach = np.maximum.accumulate(end_ns)
-    first = np.flatnonzero(np.append(True, start_ns[1:] > reach[:-1]))
-    begin, end = start_ns[first], np.maximum.reduceat(end_ns, first)
-    total, index = np.cumsum(end - begin), np.searchsorted(begin, at_ns, side="right") - 1
-    return np.asarray(np.where(index < 0, 0, total[index] - np.maximum(end[index] - at_ns, 0)), dtype=np.int64)
 
 
 def _named_calls(program: Program, name: str) -> Mask:

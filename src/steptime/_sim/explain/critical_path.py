@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from steptime._program.host_code import HOST_CODE, outside_ops_ns
+from steptime._program.host_code import HOST_CODE, outside_ops
 from steptime._program.program import Program, WorkKind
 from steptime._sim.core.graph import FROM_START, EdgeKind, LaneGraph, lane_graph
 from steptime._sim.core.meetings import Meeting, Party, meetings, whole_cohorts
@@ -271,7 +271,7 @@ _TEMPLATE_OR_ARGUMENTS = re.compile(r"[<(].*$", re.DOTALL)
 _Key = TypeVar("_Key", str, int)
 _ANONYMOUS = "(anonymous namespace)::"
 # Shorter stretches outside ops are what calling them from Python takes.
-_LONG_NS = 100_000
+_LONG_NS, _MOST = 50_000, 0.5
 
 
 @dataclass(frozen=True)
@@ -354,8 +354,7 @@ def name_of(segment: PathSegment, program: Program) -> str:
     if segment.row < 0:
         return "before the window"
     if segment.lane == "host":
-        spent_ns = segment.end_ns - segment.start_ns
-        if program.calls.start_ns[segment.row] >= 0 and 2 * outside_ops_ns(program)[segment.row] > max(spent_ns, _LONG_NS):
+        if segment.end_ns - segment.start_ns > _LONG_NS and outside_ops(program)[segment.row] > _MOST:
             return HOST_CODE
         return _op_name(program, int(program.calls.op[segment.row])) or program.names[int(program.calls.api[segment.row])]
     works = program.works

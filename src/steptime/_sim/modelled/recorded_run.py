@@ -24,7 +24,7 @@ from steptime._platforms.calibration import UNCALIBRATED
 from steptime._platforms.device import Device
 from steptime._platforms.platform import Platform
 from steptime._platforms.recorded_kernels import CarriedKernels, crosses_link
-from steptime._program.host_code import outside_ops_ns
+from steptime._program.host_code import outside_ops
 from steptime._program.one_step import OneStep, one_step
 from steptime._program.program import Program, WorkKind
 from steptime._program.workload import Workload
@@ -112,7 +112,7 @@ def _on_host(cohort: Cohort, platform: Platform, usual: Speed) -> Cohort:
     model = host_columns(alone, platform.host)
     there_ns = float(model.time_ns(usual).sum()) * max(1, len(cohort.program.steps))
     timing = cohort.timing
-    outside = np.minimum(outside_ops_ns(cohort.program), timing.gap_ns[:, 0, 0])
+    outside = outside_ops(cohort.program) * timing.gap_ns[:, 0, 0]
     here_ns = float(timing.gap_ns.sum() + timing.call_ns.sum()) - float(outside[outside > _LONG_NS].sum())
     times = min(max(there_ns / max(here_ns, 1.0), 1.0 / _MOST_TIMES), _MOST_TIMES)
     scaled = {name: np.rint(getattr(timing, name) * times).astype(np.int64) for name in ("gap_ns", "call_ns")}
