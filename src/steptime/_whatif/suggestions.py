@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from steptime._ops.families import WorkFamily
+from steptime._program.host_code import outside_ops
 from steptime._sim.prediction import PredictedStep
 from steptime._whatif.grammar import Change, parse
 from steptime._whatif.savings import Saving, Scene
-from steptime._whatif.targets import outside_ops, sync_name, synchronising
+from steptime._whatif.targets import sync_name, synchronising
 from steptime.errors import InputError
 
 MOST_LISTED = 10
