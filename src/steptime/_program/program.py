@@ -25,6 +25,9 @@ KindColumn = npt.NDArray[np.int8]
 _COLUMN_TYPES: Mapping[str, type[np.generic]] = {"IntColumn": np.int64, "SmallColumn": np.int32, "KindColumn": np.int8}
 
 NEVER = -1
+CUDA_GRAPH = "cuda_graph"
+"""In a program's `meta`: whether its step is captured in a CUDA graph and replayed."""
+
 # No job is larger; what claims to be comes from damage.
 MOST_RANKS = 2**18
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from steptime._build.config import configured, read_config
 from steptime._build.dlrm.config import Constraints, DlrmConfig, Overrides
-from steptime._build.dlrm.plan import Plan
+from steptime._build.dlrm.plan import TABLE_WISE, Placement, Plan
 from steptime._build.dlrm.plan_files import read_plans
 from steptime._build.transformer.config import Transformer
 from steptime._program.workload import Workload
@@ -72,11 +72,11 @@ def placed(config: DlrmConfig, ranks: int | None = None) -> Workload:
     constraints, rule = config.constraints or Constraints(), config.rule or USUAL_RULE
     constraints.check_ranks(count, config.model.name)
     by_rule = place(rule, config.model.tables, Machine(count))
-    names = [table.name for table in config.model.tables]
-    owners = [constraints.pinned.get(name, rank) for name, rank in zip(names, by_rule.rank_of, strict=True)]
+    pinned = {name: Placement(TABLE_WISE, (rank,)) for name, rank in constraints.pinned.items()}
+    plan = Plan(count, {name: pinned.get(name, by_rule.placements[name]) for name in by_rule.placements})
     why = "" if config.rule else f", as its config has no plan for {count} ranks"
     note = f"{config.model.name}: tables are placed by the rule {rule}{why}; `steptime shard` searches for a faster plan"
-    return _noted(config, moved.workload(Plan.whole(config.model.tables, owners, count)), note)
+    return _noted(config, moved.workload(plan), note)
 
 
 def _noted(config: DlrmConfig, built: Workload, *notes: str) -> Workload:

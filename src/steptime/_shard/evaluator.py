@@ -30,6 +30,7 @@ from steptime._sim.core.timing import CohortTimeline, Timeline
 from steptime._sim.laws.departures import EXCHANGE, ExchangeDepartures
 from steptime._sim.modelled.issue import Issued
 from steptime._sim.modelled.step import ModelledStep, modelled
+from steptime._units import dtype_bytes
 from steptime.errors import InputError
 
 Floats = npt.NDArray[np.float64]
@@ -44,7 +45,6 @@ _AT_ONCE = 2048
 _EXACT = 1e-6
 # On more ranks the tables of the step that stands for all are alike, so that all ranks run one program.
 _MOST_PROGRAMS = 8
-_FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +205,10 @@ class Exchanges:
     def of(
         cls, model: Dlrm, fabric: Fabric, ranks: int, calibration: Calibration = UNCALIBRATED, *, one_by_one: bool = True
     ) -> Exchanges:
-        """Among the first ranks of a fabric: rows as 32-bit floats, every rank's part of the batch."""
-        sent = np.array([float(_FLOAT_BYTES * (model.batch // ranks) * table.columns) for table in model.tables])
+        """Among the first ranks of a fabric: rows as they are sent, every rank's part of the batch."""
+        sent = np.array(
+            [float(dtype_bytes(model.sent_dtype) * (model.batch // ranks) * table.columns) for table in model.tables]
+        )
         departures = ExchangeDepartures.of(fabric) if one_by_one else None
         return cls(fabric, ranks, sent, departures, calibration.wire.get(EXCHANGE, 1.0))
 

@@ -54,8 +54,18 @@ class TableBatchedOps(TableOps):
     `dense`: they leave a gradient of all rows instead, as an optimiser of dense parameters takes it.
     """
 
-    def __init__(self, tape: Tape, tables: Sequence[LocalTable], batch: int, optimizer: str, *, dense: bool = False) -> None:
+    def __init__(
+        self,
+        tape: Tape,
+        tables: Sequence[LocalTable],
+        batch: int,
+        optimizer: str,
+        *,
+        dense: bool = False,
+        vectors: str = "float32",
+    ) -> None:
         emit, sizes = tape.emit, table_batched_sizes(tables)
+        self._vectors = vectors
         self._tape, self._bags, self._sizes = tape, batch * (sizes.sequence or 1), sizes
         self._adagrad = optimizer == _ROWWISE and not dense
         self._anchor = tape.parameter(emit.tensor((sum(sizes_of(tables)) if dense else 0,), sizes.dtype))
@@ -68,7 +78,7 @@ class TableBatchedOps(TableOps):
         """One launch."""
         emit, call = self._tape.emit, (self._anchor, self._indices, self._offsets, *self._weights)
         with emit.write("TableBatchedLookupFunction", call, sequence=emit.sequence):
-            pooled = emit.empty_from_python((self._bags, self._sizes.columns), "float32")
+            pooled = emit.empty_from_python((self._bags, self._sizes.columns), self._vectors)
         return self._tape.node("TableBatchedLookupFunctionBackward", (self._anchor,), pooled, self._backward)
 
     def _backward(self, gradient: Tensor) -> Tensor | None:
@@ -106,8 +116,18 @@ class TableBatchedOps(TableOps):
 class FbgemmOps(TableOps):
     """FBGEMM's lookup of many tables with a fused optimiser; `dense`: with a gradient of all rows."""
 
-    def __init__(self, tape: Tape, tables: Sequence[LocalTable], batch: int, optimizer: str, *, dense: bool = False) -> None:
+    def __init__(
+        self,
+        tape: Tape,
+        tables: Sequence[LocalTable],
+        batch: int,
+        optimizer: str,
+        *,
+        dense: bool = False,
+        vectors: str = "float32",
+    ) -> None:
         emit, sizes = tape.emit, table_batched_sizes(tables)
+        self._vectors = vectors
         self._tape, self._bags, self._sizes = tape, batch * (sizes.sequence or 1), sizes
         self._rows = sum(table.rows for table in tables)
         if sizes.dtype == "int8":  # rows of bytes, with what they are scaled by among them
@@ -130,7 +150,7 @@ class FbgemmOps(TableOps):
         name = f"split_embedding_codegen_lookup_{self._optimizer}_function"
         if self.parameters:
             name = "dense_embedding_codegen_lookup_function"
-        pooled = emit.tensor((self._bags, self._sizes.columns))
+        pooled = emit.tensor((self._bags, self._sizes.columns), self._vectors)
         with emit.write(f"fbgemm::{name}", self._arguments(), (pooled,), sequence=emit.sequence):
             emit.empty(pooled, pinned=False)
         node = f"torch::autograd::CppNode<SplitLookupFunction_{self._optimizer}_Op>"

@@ -12,6 +12,8 @@ from steptime._build.config_values import MOST_WHOLE, MOST_WIDTH, Values
 from steptime._build.dlrm.model import (
     DENSE_OPTIMIZERS,
     EXCHANGE_DTYPES,
+    FUSED,
+    FUSED_OPTIMIZERS,
     INTERACTIONS,
     KIND,
     LOOKUPS,
@@ -52,6 +54,8 @@ _KEYS = (
     "cross_rank",
     "exchange_precision",
     "prefetch",
+    "cuda_graph",
+    "fused",
     "ranks",
     "plan",
     "rule",
@@ -175,10 +179,12 @@ def dlrm_of(
         optimizer=section.choice("optimizer", OPTIMIZERS, "sgd"),
         interaction=section.choice("interaction", INTERACTIONS, "dot"),
         loss=section.choice("loss", LOSSES, "bce"),
-        precision=section.choice("precision", PRECISIONS, "fp32"),
+        precision=section.choice("precision", (*PRECISIONS, *FUSED), "fp32"),
         dense_optimizer=section.choice("dense_optimizer", DENSE_OPTIMIZERS, "sgd"),
         exchange_precision=section.choice("exchange_precision", tuple(EXCHANGE_DTYPES), "fp32"),
         prefetch=section.choice("prefetch", PREFETCHES, "none"),
+        cuda_graph=section.switch("cuda_graph", False),
+        fused=section.switch("fused", False),
         **_cross(section),
     )
     check_model(model, where)
@@ -273,11 +279,37 @@ def _check_tables(model: Dlrm, where: str) -> None:
                 f"{where}: table {table.name!r} is not pooled, with {table.pooling_factor:g} lookups a sample of "
                 f'"{table.generator.lengths}" lengths; expected whole sequences: pooling_factor 1 or more, lengths "fixed"'
             )
+    if model.fused:
+        _check_fused(model, where)
+    elif model.precision in FUSED:
+        raise InputError(f'{where}: precision "{model.precision}" is for fused = true; "bf16-autocast" is PyTorch\'s')
+    if model.lookup not in TOGETHER and model.cuda_graph:
+        raise InputError(
+            f'{where}: cuda_graph = true with lookup "{model.lookup}", whose sparse gradients the host waits for; lookup = '
+            '"table_batched" or "fbgemm"'
+        )
     if model.lookup not in TOGETHER and model.optimizer not in ("sgd", "rowwise_adagrad"):
         raise InputError(
             f'{where}: optimizer "{model.optimizer}" is not built with lookup "{model.lookup}"; "sgd" or "rowwise_adagrad", or '
             'lookup = "table_batched" or "fbgemm"'
         )
+
+
+def _check_fused(model: Dlrm, where: str) -> None:
+    """Refuses what fused layers are not built with."""
+    wanted = (
+        ("precision", model.precision, tuple(FUSED)),
+        ("interaction", model.interaction, ("cat", "dcnv2")),
+        ("dense_optimizer", model.dense_optimizer, FUSED_OPTIMIZERS),
+        ("lookup", model.lookup, TOGETHER),
+        ("exchange_precision", model.exchange_precision, ("fp32",)),
+    )
+    for key, value, known in wanted:
+        if value not in known:
+            expected = (
+                "none: it is that of the layers" if key == "exchange_precision" else " or ".join(f'"{each}"' for each in known)
+            )
+            raise InputError(f'{where}: fused = true with {key} "{value}"; expected {expected}')
 
 
 def _constraints(section: Values) -> Constraints:

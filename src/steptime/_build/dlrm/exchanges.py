@@ -27,14 +27,14 @@ _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
 
 def encoded(emit: Emitter, x: Tensor, dtype: str) -> Tensor:
     """What is sent of a tensor."""
-    if dtype == FULL:
+    if dtype == x.dtype:
         return x
     return emit.cast(emit.new("clamp", (x, -_LARGEST[dtype], _LARGEST[dtype])), dtype)
 
 
-def decoded(emit: Emitter, x: Tensor) -> Tensor:
+def decoded(emit: Emitter, x: Tensor, dtype: str) -> Tensor:
     """What becomes of it where it arrives."""
-    return x if x.dtype == FULL else emit.cast(x, FULL)
+    return x if x.dtype == dtype else emit.cast(x, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,14 @@ class ColumnExchangeOps:
         self._sent = [local_batch * columns] * len(self._widths)
         self._received = [local_batch * width for width in self._widths]
         self._shape = (local_batch * len(self._widths), columns)
-        self._number = 0
+        self._number, self._full = 0, FULL
         self._gradient: Tensor | None = None
 
     def start(self, pooled: Tensor) -> Tensor:
         """Starts to send the lookups of this rank's tables for all samples."""
         emit = self._tape.emit
         with emit.write("_Start", (pooled,), sequence=emit.sequence):
+            self._full = pooled.dtype
             sent = encoded(emit, pooled, self._dtype)
             received = emit.new_empty(sent, (sum(self._received),))
             flat = emit.viewed(sent, (sent.numel,), (-1,))
@@ -77,7 +78,7 @@ class ColumnExchangeOps:
         def backward(_: Tensor) -> Tensor | None:
             emit.wait(self._number, self._group)
             assert self._gradient is not None
-            return decoded(emit, self._gradient)
+            return decoded(emit, self._gradient, self._full)
 
         return self._tape.node("_StartBackward", (pooled,), received, backward)
 
@@ -86,7 +87,7 @@ class ColumnExchangeOps:
         emit = self._tape.emit
         with emit.write("_Finish", (received,), sequence=emit.sequence):
             emit.wait(self._number, self._group)
-            blocks = self._blocks(decoded(emit, emit.detached(received)))
+            blocks = self._blocks(decoded(emit, emit.detached(received), self._full))
 
         def backward(gradients: Gradients) -> Gradients:
             assert gradients[0] is not None
@@ -119,12 +120,14 @@ class RowExchangeOps:
     def __init__(self, tape: Tape, kept: int, dtype: str = FULL, group: str = GROUP) -> None:
         """`kept`: samples whose sums are left on this rank."""
         self._tape, self._kept, self._dtype, self._group, self._number = tape, kept, dtype, group, 0
+        self._full = FULL
         self._gradient: Tensor | None = None
 
     def start(self, pooled: Tensor) -> Tensor:
         """Starts to add the partial sums of all ranks, [global batch, columns]."""
         emit = self._tape.emit
         with emit.write("_Start", (pooled,), sequence=emit.sequence):
+            self._full = pooled.dtype
             sent = encoded(emit, pooled, self._dtype)
             summed = emit.new_empty(sent, (self._kept, pooled.shape[1]))
             self._number = emit.reduce_scatter(summed, sent, self._group)
@@ -132,7 +135,7 @@ class RowExchangeOps:
         def backward(_: Tensor) -> Tensor | None:
             emit.wait(self._number, self._group)
             assert self._gradient is not None
-            return decoded(emit, self._gradient)
+            return decoded(emit, self._gradient, self._full)
 
         return self._tape.node("_StartBackward", (pooled,), summed, backward)
 
@@ -141,7 +144,7 @@ class RowExchangeOps:
         emit, columns = self._tape.emit, summed.shape[1]
         with emit.write("_Finish", (summed,), sequence=emit.sequence):
             emit.wait(self._number, self._group)
-            awaited = decoded(emit, emit.detached(summed))
+            awaited = decoded(emit, emit.detached(summed), self._full)
 
         def backward(gradient: Tensor) -> Tensor:
             if not is_contiguous(gradient):

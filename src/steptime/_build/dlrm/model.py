@@ -18,9 +18,13 @@ TABLE_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8"
 """What tables may be kept in, by their names in configs."""
 
 DENSE_OPTIMIZERS = ("sgd", "adam", "adagrad", "sgd_fused", "adam_fused")
+FUSED_OPTIMIZERS = ("sgd", "adam", "adagrad")
 INTERACTIONS = ("dot", "cat", "dcnv2")
 LOSSES = ("bce", "mse")
 AUTOCAST = {"bf16-autocast": "bfloat16", "fp16-autocast": "float16"}
+FUSED = {"bf16": "bfloat16", "fp16": "float16"}
+"""Types of fused layers, throughout."""
+
 PRECISIONS = ("fp32", "tf32", *AUTOCAST)
 EXCHANGE_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 PREFETCHES = ("none",)
@@ -95,11 +99,23 @@ class Dlrm:
     cross_layers: int = 3  # of dcnv2
     cross_rank: int | None = None  # of their matrices; None: full
     exchange_precision: str = "fp32"  # what lookups and their gradients are sent in
+    fused: bool = False  # dense layers in 16 bits, with all that is not a product fused into products
+    cuda_graph: bool = False  # the step is captured once and replayed
     prefetch: str = "none"  # what of the next batch runs beside this one: none | inputs | lookups
 
     def state_bytes(self, table: Table) -> int:
         """Of the optimiser, for one of the tables or a slice of one."""
         return state_bytes(table.rows, table.dim, self.optimizer)
+
+    @property
+    def vector_dtype(self) -> str:
+        """Of what lookups give the interaction."""
+        return FUSED[self.precision] if self.fused else "float32"
+
+    @property
+    def sent_dtype(self) -> str:
+        """Of what is exchanged."""
+        return self.vector_dtype if self.fused else EXCHANGE_DTYPES[self.exchange_precision]
 
     @property
     def one_kernel(self) -> bool:
@@ -135,7 +151,16 @@ class Dlrm:
 
 
 _DEFAULTS = {each.name: each.default for each in fields(Dlrm)}
-_LATER_KEYS = ("precision", "dense_optimizer", "cross_layers", "cross_rank", "exchange_precision", "prefetch")
+_LATER_KEYS = (
+    "precision",
+    "dense_optimizer",
+    "cross_layers",
+    "cross_rank",
+    "exchange_precision",
+    "fused",
+    "cuda_graph",
+    "prefetch",
+)
 
 
 _TABLE_USUAL: dict[str, Any] = {"precision": "fp32", "weighted": False, "pooled": True}

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from itertools import accumulate
 
 from steptime._build.dlrm.batched_tables import FbgemmOps, TableBatchedOps, table_batched_sizes
+from steptime._build.dlrm.fused import FusedOptimizer
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.tables import BagOps, LocalTable, NoTableOps, TableOps, sizes_of
 from steptime._build.emit.gradients import ROWWISE_ADAGRAD, Optimizer, Reducer, divided_rows, mean_squares, step_of, zero_grad
@@ -38,11 +39,13 @@ def what_is_written(model: Dlrm, local: Sequence[LocalTable]) -> Hashable:
 def table_ops(tape: Tape, model: Dlrm, local: Sequence[LocalTable], ranks: int, rate: float) -> TableOps:
     """Of tables that this rank looks up for the samples of all ranks."""
     if not local:
-        return NoTableOps(tape, model.batch)
+        return NoTableOps(tape, model.batch, model.vector_dtype)
     if model.lookup in TOGETHER:
         batched = _BATCHED[model.lookup]
         groups = [
-            _of_sequences(tape, batched(tape, group, model.batch, model.optimizer), group, model.batch)
+            _of_sequences(
+                tape, batched(tape, group, model.batch, model.optimizer, vectors=model.vector_dtype), group, model.batch
+            )
             for group in groups_of(local)
         ]
         return groups[0] if len(groups) == 1 else GroupedOps(tape, groups)
@@ -54,6 +57,13 @@ def table_ops(tape: Tape, model: Dlrm, local: Sequence[LocalTable], ranks: int, 
 
 def _of_sequences(tape: Tape, ops: TableOps, group: Sequence[LocalTable], samples: int) -> TableOps:
     return SequenceOps(tape, ops, samples, sum(table.columns for table in group)) if group[0].sequence else ops
+
+
+def copy_ops(tape: Tape, model: Dlrm, copied: Sequence[LocalTable], local_batch: int, rate: float) -> list[TableOps]:
+    """Of tables that every rank has a copy of, group by group."""
+    if model.fused and model.optimizer != "rowwise_adagrad":
+        return [FusedCopyOps(tape, model, group, local_batch) for group in groups_of(copied)]
+    return [CopyOps(tape, model, group, local_batch, rate) for group in groups_of(copied)]
 
 
 class SequenceOps(TableOps):
@@ -78,6 +88,33 @@ class GroupedOps(TableOps):
         return cat(self._tape, [group.look_up() for group in self._groups])
 
 
+class FusedCopyOps(TableOps):
+    """The same beside fused layers: a gradient of all rows that is reduced where it lies, and one kernel that applies it."""
+
+    def __init__(self, tape: Tape, model: Dlrm, tables: Sequence[LocalTable], local_batch: int) -> None:
+        self._tape, self._number = tape, 0
+        batched = _BATCHED[model.lookup]
+        lookups = batched(tape, tables, local_batch, model.optimizer, dense=True, vectors=model.vector_dtype)
+        (self._weights,) = lookups.parameters
+        self._looked_up = _of_sequences(tape, lookups, tables, local_batch)
+        self._optimizer = FusedOptimizer(tape.emit, model.optimizer)
+        tape.hook(self._weights, self._ready)
+
+    def look_up(self) -> Tensor:
+        """Sums of looked-up rows of the rank's own samples, [local batch, summed dims]."""
+        return self._looked_up.look_up()
+
+    def _ready(self, gradient: Tensor) -> None:
+        if self._tape.emit.world_size > 1:
+            self._number = self._tape.emit.all_reduce((gradient,))
+
+    def update(self) -> None:
+        """The optimiser's step over the dense gradient."""
+        if self._tape.emit.world_size > 1:
+            self._tape.emit.wait(self._number)
+        self._optimizer.step(self._weights, self._tape.gradients[self._weights.id or 0])
+
+
 class CopyOps(TableOps):
     """Data-parallel tables: a copy on every rank, with dense gradients that DistributedDataParallel reduces.
 
@@ -88,7 +125,7 @@ class CopyOps(TableOps):
         self._tape, self._tables, self._rate = tape, tables, rate
         self._together = model.lookup in TOGETHER
         self._lookups: TableBatchedOps | FbgemmOps | BagOps = (
-            _BATCHED[model.lookup](tape, tables, local_batch, model.optimizer, dense=True)
+            _BATCHED[model.lookup](tape, tables, local_batch, model.optimizer, dense=True, vectors=model.vector_dtype)
             if self._together
             else BagOps(tape, tables, local_batch, rate, adagrad=False, dense=True)
         )

@@ -8,13 +8,14 @@ these, in the order in which TorchRec's `ShardedEmbeddingBagCollection.compute_a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
 from steptime._build.dlrm.exchanges import ColumnExchangeOps, NodeExchangeOps, Nodes, RowExchangeOps
-from steptime._build.dlrm.model import AUTOCAST, EXCHANGE_DTYPES, Dlrm
-from steptime._build.dlrm.rank_tables import CopyOps, groups_of, table_ops
+from steptime._build.dlrm.fused import FusedDense
+from steptime._build.dlrm.model import AUTOCAST, Dlrm
+from steptime._build.dlrm.rank_tables import copy_ops, table_ops
 from steptime._build.dlrm.tables import LocalTable, NoTableOps, TableOps
 from steptime._build.emit.emitter import CONTIGUOUS, Emitter
 from steptime._build.emit.gradients import Optimizer, Reducer
@@ -24,7 +25,7 @@ from steptime._build.emit.scaling import LossScaler
 from steptime._build.emit.tape import Tape
 from steptime._build.emit.views import to_dtype, transpose, view
 from steptime._build.emit.writer import GROUP, is_contiguous, strides_of
-from steptime._program.program import Program, Tensor
+from steptime._program.program import CUDA_GRAPH, Program, Tensor
 
 LEARNING_RATE = 1e-6
 """Of `steptime_lab.workloads.networks.dlrm`; times do not depend on it."""
@@ -53,52 +54,44 @@ def rank_program(model: Dlrm, local: LocalTables, widths: tuple[int, ...], rank:
     groups = None if nodes is None else {GROUP: tuple(range(len(widths))), **nodes.groups(rank)}
     emit = Emitter(rank=rank, world_size=len(widths), source=model.name, groups=groups, tf32=model.precision == "tf32")
     _Step(Tape(emit, AUTOCAST.get(model.precision, "")), model, local, widths, nodes).write()
-    return emit.program()
+    written = emit.program()
+    return replace(written, meta={**written.meta, CUDA_GRAPH: True}) if model.cuda_graph else written
 
 
 class _Step:
     def __init__(self, tape: Tape, model: Dlrm, local: LocalTables, widths: Sequence[int], nodes: Nodes | None) -> None:
         emit, ranks = tape.emit, len(widths)
         self._tape, self._model = tape, model
-        samples, sent = model.batch // ranks, EXCHANGE_DTYPES[model.exchange_precision]
+        samples, sent = model.batch // ranks, model.sent_dtype
         self._sharded: list[tuple[TableOps, ColumnExchangeOps | RowExchangeOps | NodeExchangeOps | None]] = []
         if any(widths):
             exchange = ColumnExchangeOps(tape, widths, samples, sent) if ranks > 1 else None
             self._sharded.append((table_ops(tape, model, local.sharded, ranks, LEARNING_RATE), exchange))
         if nodes is not None:
             held, own = local.by_node, model.batch // nodes.per_node  # a node without such a table has nothing to add
-            shares = table_ops(tape, model, held, ranks, LEARNING_RATE) if held else NoTableOps(tape, own)
+            shares = table_ops(tape, model, held, ranks, LEARNING_RATE) if held else NoTableOps(tape, own, model.vector_dtype)
             self._sharded.append((shares, NodeExchangeOps(tape, nodes, samples, sent)))
         if local.row_wise:
             row_exchange = RowExchangeOps(tape, samples, sent) if ranks > 1 else None
             self._sharded.append((table_ops(tape, model, local.row_wise, ranks, LEARNING_RATE), row_exchange))
-        self._copies = [CopyOps(tape, model, group, samples, LEARNING_RATE) for group in groups_of(local.copied)]
+        self._copies = copy_ops(tape, model, local.copied, samples, LEARNING_RATE)
         self._interact = InteractionOps(tape, dot=model.interaction == "dot", tables=_vectors(model), dim=model.bottom[-1])
-        self._bottom = _Mlp(tape, (model.dense_features, *model.bottom), last_is_linear=False)
-        cross = _Cross(tape, top_width(model), model.cross_layers, model.cross_rank) if model.interaction == "dcnv2" else None
-        self._top = _Mlp(tape, (top_width(model), *model.top), last_is_linear=True, cross=cross)
-        self._optimizer = Optimizer(
-            emit, model.dense_optimizer, (*self._bottom.parameters, *self._top.parameters), LEARNING_RATE
-        )
-        self._inputs = emit.tensor((samples, model.dense_features))
+        self._dense = FusedDense(tape, model, top_width(model)) if model.fused else _Dense(tape, model)
+        self._inputs = emit.tensor((samples, model.dense_features), model.vector_dtype)
         self._labels = emit.tensor((samples, 1))
 
     def write(self) -> None:
         emit, tape = self._tape.emit, self._tape
-        self._optimizer.zero_grad()
-        prediction = activation(tape, "sigmoid", self._top(self._interact(*self._bottom_and_lookups())))
-        if tape.autocast:
+        self._dense.clear()
+        prediction = activation(tape, "sigmoid", self._dense.top(self._interact(*self._bottom_and_lookups())))
+        if tape.autocast or self._model.fused:
             prediction = to_dtype(tape, prediction, "float32")
         else:
             emit.same_dtype(prediction, node=True)
         loss = (mse_loss if self._model.loss == "mse" else binary_cross_entropy)(tape, prediction, self._labels)
         scaler = LossScaler(tape) if tape.autocast == "float16" else None
         tape.backward(loss if scaler is None else scaler.scaled(loss))
-        gradients = [tape.gradients[each.id or 0] for each in (*self._bottom.parameters, *self._top.parameters)]
-        if scaler is None:
-            self._optimizer.step(gradients)
-        else:
-            scaler.step(self._optimizer, gradients)
+        self._dense.update(scaler)
         for tables in (*self._copies, *(sharded for sharded, _ in self._sharded)):
             tables.update()
 
@@ -113,11 +106,34 @@ class _Step:
         for copies in self._copies:
             copies.clear()
             copied.append(copies.look_up())
-        dense = self._bottom(self._inputs)
+        dense = self._dense.bottom(self._inputs)
         blocks: list[Tensor] = []
         for (_, exchange), tensor in zip(self._sharded, started, strict=True):
             blocks += [tensor] if exchange is None else exchange.finish(tensor)
         return dense, (*blocks, *copied)
+
+
+class _Dense:
+    """Both MLPs with the cross layers, as PyTorch runs them op by op, and their optimiser."""
+
+    def __init__(self, tape: Tape, model: Dlrm) -> None:
+        self.bottom = _Mlp(tape, (model.dense_features, *model.bottom), last_is_linear=False)
+        cross = _Cross(tape, top_width(model), model.cross_layers, model.cross_rank) if model.interaction == "dcnv2" else None
+        self.top = _Mlp(tape, (top_width(model), *model.top), last_is_linear=True, cross=cross)
+        self._tape, self._parameters = tape, (*self.bottom.parameters, *self.top.parameters)
+        self._optimizer = Optimizer(tape.emit, model.dense_optimizer, self._parameters, LEARNING_RATE)
+
+    def clear(self) -> None:
+        """The optimiser lets go of the gradients."""
+        self._optimizer.zero_grad()
+
+    def update(self, scaler: LossScaler | None) -> None:
+        """The optimiser's step."""
+        gradients = [self._tape.gradients[parameter.id or 0] for parameter in self._parameters]
+        if scaler is None:
+            self._optimizer.step(gradients)
+        else:
+            scaler.step(self._optimizer, gradients)
 
 
 class _Cross:

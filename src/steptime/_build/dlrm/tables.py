@@ -278,10 +278,10 @@ def _squeezed(emit: Emitter, numbers: Tensor) -> Tensor:
 class NoTableOps(TableOps):
     """A rank that owns no table: it sends nothing, and still meets the others."""
 
-    def __init__(self, tape: Tape, batch: int) -> None:
+    def __init__(self, tape: Tape, batch: int, dtype: str = "float32") -> None:
         self._tape = tape
-        self._nothing = tape.emit.tensor((batch, 0))
-        self._before = tape.emit.tensor((batch, 0))  # the gradient of the step before, which nobody clears
+        self._nothing = tape.emit.tensor((batch, 0), dtype)
+        self._before = tape.emit.tensor((batch, 0), dtype)  # the gradient of the step before, which nobody clears
 
     def look_up(self) -> Tensor:
         """No columns; part of the graph all the same, so that the backward exchange happens on every rank."""

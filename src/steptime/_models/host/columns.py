@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -118,6 +118,15 @@ class HostColumns:
         """What every piece takes at this speed."""
         result: FloatColumn = self.cpu_ns * speed.cpu + self.launch_ns * speed.launch
         return result
+
+    def replayed(self, launch_ns: float) -> HostColumns:
+        """The same step captured in a CUDA graph: the host launches it once, and nothing of it by itself."""
+        nothing, once = np.zeros(len(self)), np.zeros(len(self))
+        launching = np.flatnonzero(self.launches > 0)
+        once[launching[:1]] = launch_ns
+        return replace(
+            self, cpu_ns=nothing, launch_ns=once, before_ns=nothing, between_ns=nothing, after_ns=nothing, warnings=()
+        )
 
 
 def host_columns(program: Program, model: HostModel, launches: Sequence[float] | None = None) -> HostColumns:

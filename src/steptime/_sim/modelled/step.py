@@ -23,7 +23,7 @@ from steptime._ops.table import arguments_of, is_sparse
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime._program.one_step import OneStep, one_step
-from steptime._program.program import Collective, Program, Tensor, Value
+from steptime._program.program import CUDA_GRAPH, Collective, Program, Tensor, Value
 from steptime._program.workload import Workload
 from steptime._sim.core.steady import Steady, steady
 from steptime._sim.core.timing import Cohort, Timing
@@ -225,6 +225,8 @@ def modelled(workload: Workload, platform: Platform, *, strict: bool = False) ->
     workload = replace(workload, programs=tuple(each.on_device(device_name) for each in workload.programs))
     for program, device in zip(workload.programs, devices, strict=True):
         host = host_columns(program, platform.host, device.launches(len(program.ops)))
+        if program.meta.get(CUDA_GRAPH):
+            host = host.replayed(platform.host.launch_ns)
         programs.append(issue(program, host, device, wire.estimates[program.rank]))
         warnings += programs[-1].warnings
     return ModelledStep(workload, platform, tuple(programs), tuple(dict.fromkeys(warnings)))
