@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from steptime.errors import DeadlockError, InputError, SteptimeError, TraceError, UnsupportedError
 
 if TYPE_CHECKING:
+    from steptime._api.diff import diff
     from steptime._api.predict import predict, replay
     from steptime._api.read import capture, read
     from steptime._api.shard import shard
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from steptime._program.program import Program
     from steptime._program.workload import Workload
     from steptime._report.answers import Prediction, Predictions, Replayed, Sharding
+    from steptime._report.diff import Compared
     from steptime._report.whatif import Suggestions
 
 __version__ = "0.1.0"
@@ -29,6 +31,7 @@ __version__ = "0.1.0"
 # Public name -> "module:attribute" that holds it.
 _LAZY = {
     "Calibration": "steptime._platforms.calibration:Calibration",
+    "Compared": "steptime._report.diff:Compared",
     "Platform": "steptime._platforms.platform:Platform",
     "Prediction": "steptime._report.answers:Prediction",
     "Predictions": "steptime._report.answers:Predictions",
@@ -38,6 +41,7 @@ _LAZY = {
     "Suggestions": "steptime._report.whatif:Suggestions",
     "Workload": "steptime._program.workload:Workload",
     "capture": "steptime._api.read:capture",
+    "diff": "steptime._api.diff:diff",
     "predict": "steptime._api.predict:predict",
     "read": "steptime._api.read:read",
     "replay": "steptime._api.predict:replay",
@@ -57,6 +61,7 @@ _DEPRECATED = {
 
 __all__ = [
     "Calibration",
+    "Compared",
     "DeadlockError",
     "InputError",
     "Platform",
@@ -72,6 +77,7 @@ __all__ = [
     "Workload",
     "__version__",
     "capture",
+    "diff",
     "predict",
     "read",
     "replay",

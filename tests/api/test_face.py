@@ -148,13 +148,14 @@ def test_the_sweep_command_says_the_same(capsys: pytest.CaptureFixture[str]) -> 
     assert "'x' is no whole number" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["predict", "recorded", "changed", "replay", "sweep", "whatif"])
+@pytest.mark.parametrize("name", ["predict", "recorded", "changed", "replay", "sweep", "whatif", "diff"])
 def test_answers_keep_to_the_schema(name: str) -> None:
     made = {
         "predict": lambda: small().to_dict(),
         "recorded": lambda: steptime.predict(RECORDED).to_dict(),
         "changed": lambda: steptime.predict(RECORDED, what_if=["host * 0.5", "matmul * 0.5"]).to_dict(),
         "replay": lambda: steptime.replay(RECORDED).to_dict(),
+        "diff": lambda: steptime.diff(RECORDED, RECORDED, after_platform="4xh200-quarter-loopback").to_dict(),
         "whatif": lambda: steptime.whatif(RECORDED).to_dict(),
         "sweep": lambda: swept().to_dict(),
     }[name]()
@@ -165,7 +166,7 @@ def test_answers_keep_to_the_schema(name: str) -> None:
 
 def test_the_schema_names_every_answer() -> None:
     named = {each["$ref"].rpartition("/")[2] for each in answers_schema()["anyOf"]}
-    assert named == {"predict", "replay", "shard", "sweep", "whatif"}
+    assert named == {"predict", "replay", "shard", "sweep", "whatif", "diff"}
     assert wrong_in({"schema_version": 1}, "predict")
 
 

@@ -16,7 +16,7 @@ from steptime._cli.calibrate import calibrate
 from steptime._cli.platforms import fabric, platforms
 from steptime._cli.shard import shard
 from steptime._cli.steps import capture, inspect, predict, replay, sweep
-from steptime._cli.whatif import whatif
+from steptime._cli.whatif import diff, whatif
 from steptime._garbage import no_last_collection
 from steptime.errors import InputError, SteptimeError, printable
 
@@ -49,7 +49,7 @@ def steptime(
         print(context.get_help())
 
 
-for _command in (predict, replay, inspect, capture, platforms, fabric, shard, sweep, whatif):
+for _command in (predict, replay, inspect, capture, platforms, fabric, shard, sweep, whatif, diff):
     app.command()(_command)
 
 

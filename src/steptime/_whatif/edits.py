@@ -36,15 +36,19 @@ def set_works(cohort: Cohort, works: Mask, time_ns: float) -> Cohort:
 
 
 def without_works(cohort: Cohort, works: Mask) -> Cohort:
-    """Works are not there, nor are the launches that launched nothing else. Nobody meets at a collective that is not there."""
-    timing, calls = cohort.timing, cohort.program.calls
-    gone = works[:, None, None]
+    """Works are not there, nor are the launches that launched nothing else."""
+    calls = cohort.program.calls
     kept = np.zeros(len(calls) + 1, dtype=bool)  # one more for works without a call
     launching = kept.copy()
     launching[cohort.program.works.call[works]] = True
     kept[cohort.program.works.call[~works]] = True
-    emptied = (launching & ~kept)[:-1]
-    result = _with(
+    return scaled_host(emptied_works(cohort, works), np.zeros(len(calls), dtype=bool), (launching & ~kept)[:-1], 0.0)
+
+
+def emptied_works(cohort: Cohort, works: Mask) -> Cohort:
+    """Works last no time and hold up nothing. Nobody meets at a collective that is not there."""
+    timing, gone = cohort.timing, works[:, None, None]
+    return _with(
         cohort,
         duration_ns=np.where(gone, 0, timing.duration_ns),
         spacing_ns=np.where(gone, 0, timing.spacing_ns),
@@ -52,7 +56,6 @@ def without_works(cohort: Cohort, works: Mask) -> Cohort:
         latency_ns=np.where(gone, _AT_ONCE_NS, timing.latency_ns),
         waits=timing.waits & ~works,
     )
-    return scaled_host(result, np.zeros(len(calls), dtype=bool), emptied, 0.0)
 
 
 def scaled_host(cohort: Cohort, gaps: Mask | Floats, calls: Mask, factor: float) -> Cohort:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from steptime import __version__
-from steptime._report.html.markup import Markup, bar, digest, join, page_part, swatch, table, tag
+from steptime._report.html.markup import Markup, bar, swatch, table, tag
 from steptime._report.html.sections import bound_and_facts, step_number
+from steptime._report.html.static import section, static_page
 from steptime._report.shard.text import gain_words
 from steptime._report.words import size_words, time_ms
 from steptime._shard.explain import Explained, RankLoad
@@ -24,41 +24,17 @@ _PARTS = (
 
 def shard_page(found: Searched, why: Explained, platform: str) -> str:
     """The page as text, the same for the same answer but for the seconds it took."""
-    style = page_part("style.css")
-    policy = f"default-src 'none'; img-src data:; style-src {digest(style)}"
-    name = found.task.model.name
-    head = join(
-        (
-            Markup('<meta charset="utf-8">'),
-            Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
-            Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
-            Markup('<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'),
-            tag("title", f"{name} · sharding · steptime"),
-            Markup(f"<style>{style}</style>"),
-        )
-    )
-    body = join(
-        (
-            tag("header", tag("p", "steptime shard", class_="brand"), tag("h1", name)),
-            tag("main", *_sections(found, why, platform)),
-            tag("footer", f"steptime {__version__}"),
-        )
-    )
-    return f'<!doctype html>\n<html lang="en">\n<head>{head}</head>\n<body>{body}</body>\n</html>\n'
+    return static_page("shard", found.task.model.name, "sharding", _sections(found, why, platform))
 
 
 def _sections(found: Searched, why: Explained, platform: str) -> list[Markup]:
     return [
         tag("section", *_summary(found, why, platform), id="summary", aria_label="Summary"),
-        _section("Ranks", "ms per step; memory with state, activations and buffers", _legend(), _ranks(why.ranks)),
-        _section("Why the large tables are where they are", "and what moving them would cost", _reasons(why)),
-        _section("Other plans", "predicted steps", _others(found, why)),
-        _section("The plan", "table by table", _plan(found.best, found)),
+        section("Ranks", "ms per step; memory with state, activations and buffers", _legend(), _ranks(why.ranks)),
+        section("Why the large tables are where they are", "and what moving them would cost", _reasons(why)),
+        section("Other plans", "predicted steps", _others(found, why)),
+        section("The plan", "table by table", _plan(found.best, found)),
     ]
-
-
-def _section(title: str, note: str, *content: Markup) -> Markup:
-    return tag("section", tag("h2", f"{title} ", tag("small", note)), *content)
 
 
 def _summary(found: Searched, why: Explained, platform: str) -> list[Markup]:

@@ -1,0 +1,42 @@
+"""`diff`: what makes one step longer than another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from steptime._api.predict import predict
+from steptime._diff.attribute import difference
+from steptime._platforms.calibration import Calibration
+from steptime._platforms.platform import Platform
+from steptime._report.diff import Compared
+from steptime._sim.prediction import PredictedStep
+
+if TYPE_CHECKING:
+    from steptime._api.read import Source
+
+    Machine: TypeAlias = str | Path | Platform | None
+
+
+def diff(
+    before: Source | PredictedStep,
+    after: Source | PredictedStep,
+    platform: Machine = None,
+    *,
+    before_platform: Machine = None,
+    after_platform: Machine = None,
+    calibration: str | Path | Calibration | None = None,
+) -> Compared:
+    """Compare two steps: recordings, predictions, or one of each; what makes the second longer or shorter adds up.
+
+    Each is a prediction, or anything that `predict` takes: as recorded, or on `platform` (`before_platform` and
+    `after_platform` are of one of them). `calibration` is of the machine of those that are predicted.
+    """
+    first = _predicted(before, before_platform or platform, calibration)
+    return Compared(difference(first, _predicted(after, after_platform or platform, calibration)))
+
+
+def _predicted(step: Source | PredictedStep, platform: Machine, calibration: str | Path | Calibration | None) -> PredictedStep:
+    if isinstance(step, PredictedStep):
+        return step
+    return predict(step, platform, calibration=None if platform is None else calibration)
