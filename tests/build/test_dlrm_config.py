@@ -31,7 +31,9 @@ def config(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in {**values, **changes}.items() if value is not None}
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("dlrm*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [*sorted(EXAMPLES.glob("dlrm*.toml")), EXAMPLES / "mlperf_dcnv2.toml"], ids=lambda path: path.stem
+)
 def test_shipped_examples_are_read_and_come_back_whole(path: Path) -> None:
     found = read_dlrm_config(path, Overrides())
     again = Dlrm.from_dict(json.loads(found.model.to_json()))
@@ -103,7 +105,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (config(optimizer="lamb"), "optimizer is 'lamb'"),
     (config(interaction="sum"), "interaction is 'sum'"),
     (config(loss="mae"), "loss is 'mae'"),
-    (config(precision="bf16"), 'precision is \'bf16\'; expected "fp32" or "tf32" or "bf16-autocast" or "fp16-autocast"'),
+    (config(precision="half"), 'precision is \'half\'; expected "fp32" or "tf32" or "bf16-autocast" or "fp16-autocast"'),
+    (config(precision="bf16"), 'precision "bf16" is for fused = true; "bf16-autocast" is PyTorch\'s'),
     (config(dense_optimizer="adamw"), "dense_optimizer is 'adamw'"),
     (config(exchange_precision="int8"), "exchange_precision is 'int8'"),
     (config(cross_rank=8), 'cross_rank is for interaction "dcnv2"; drop it, or interaction = "dcnv2"'),
@@ -172,7 +175,7 @@ def test_statistics_of_another_table_are_refused(tmp_path: Path) -> None:
         dlrm_of(config(tables=[table(skew=None, statistics="a.json")]), "mine.toml", tmp_path)
 
 
-ODD = (None, True, 0, -1, 2.5, float("nan"), 10**30, "", "fp8", [], [1], {}, {"kind": "dlrm"})
+ODD: tuple[Any, ...] = (None, True, 0, -1, 2.5, float("nan"), 10**30, "", "fp8", [], [1], {}, {"kind": "dlrm"})
 CHOSEN: dict[str, tuple[Any, ...]] = {
     "precision": PRECISIONS,
     "interaction": INTERACTIONS,
