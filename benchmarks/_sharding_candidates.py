@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from steptime._build.dlrm.config import Constraints
+from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.plan import TABLE_WISE, USUAL_KINDS
 from steptime._platforms.calibration import UNCALIBRATED, Calibration

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from _sharding_torchrec_plans import estimated_ms, everywhere_ms, topology
 from sharding_search import PLATFORM, drawn_model
-from steptime._build.dlrm.config import Constraints
+from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.plan import COLUMN_WISE, EVERYWHERE, KINDS, TABLE_WISE, USUAL_KINDS, Division, Placement, Plan
 from steptime._platforms.platform import Platform

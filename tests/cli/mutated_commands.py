@@ -38,6 +38,9 @@ memory_bytes = 30_000_000_000
 kinds = ["table_wise", "column_wise"]
 pinned = { item = 1 }
 kinds_of = { user = ["row_wise", "table_wise"] }
+headroom = 0.1
+min_partition = { user = 8 }
+max_partition = { user = 16, item = 16 }
 [[tables]]
 name = "user"
 rows = 1_000_000
@@ -51,7 +54,10 @@ dim = 16
 pooling_factor = 20
 statistics = { reuse = [0.5, 0.5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], unique = 900, batch = 256 }
 """
-TABLES = "name,rows,dim,pooling_factor,kind,alpha\nuser,1000,32,3.5,zipf,1.1\nitem,2000,16,20,uniform,\n"
+TABLES = (
+    "name,rows,dim,pooling_factor,kind,alpha,precision,pinned,kinds,min_partition,max_partition\n"
+    "user,1000,32,3.5,zipf,1.1,fp32,,row_wise|column_wise|table_wise,8,16\nitem,2000,16,20,uniform,,fp32,1,,,\n"
+)
 COLLECTION = {
     "tables": [
         {"name": "user", "num_embeddings": 1000, "embedding_dim": 32, "feature_names": ["a", "b"], "data_type": "FP32"},
@@ -82,6 +88,9 @@ PLANS: tuple[Any, ...] = (
             }
         },
     },
+    {"user": {"kind": "table_row_wise", "ranks": [0, 1]}, "item": 1},
+    {"user": {"kind": "grid_shard", "ranks": [[0, 1], [0, 1]]}, "item": 1},
+    {"user": {"kind": "table_column_wise", "ranks": [1, 0]}, "item": 1},
 )  # fmt: skip
 PLATFORM = 'schema_version = 1\nname = "mine"\nranks = 2\ndevice = "h200"\nhost = "host.json"\nfabric = "h200-nvlink"\n'
 SHARE = 'schema_version = 1\npart_of = "h200"\nshare = 2\n'

@@ -65,8 +65,34 @@ def test_given_plans_are_predicted(tables: Path, tmp_path: Path, capsys: pytest.
     assert run(["shard", str(tables), *PLATFORM, "--evaluate", str(plans), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["plans"]
     assert [plan["name"] for plan in found] == ["dealt", "one"]
+    assert all(len(plan["ranks"]) == 4 and plan["reasons"] and plan["bound_by"] for plan in found)
     assert run(["shard", str(tables), *PLATFORM, "--evaluate", str(plans)]) == 0
-    assert "dealt" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert all(title in said for title in ("dealt", "Ranks", "Why", "Bound by"))
+
+
+def test_a_plan_written_for_torchrec_is_evaluated_and_keeps_to_pins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pinned, plan = tmp_path / "pinned.csv", tmp_path / "plan.json"
+    head, *lines = TABLES.splitlines()
+    pinned.write_text("\n".join((f"{head},pinned", f"{lines[0]},3", *(f"{line}," for line in lines[1:]))), encoding="utf-8")
+    assert run(["shard", str(pinned), *PLATFORM, *EVALUATIONS, "--torchrec", str(plan), "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)["best"]
+    assert best["plan"]["t0"] == [3]
+    assert run(["shard", str(pinned), *PLATFORM, "--evaluate", str(plan), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["plans"]
+    assert (found["plan"], found["step_time_ms"]) == (best["plan"], pytest.approx(best["step_time_ms"]))
+    pinned.write_text(pinned.read_text(encoding="utf-8").replace(f"{lines[0]},3", f"{lines[0]},1"), encoding="utf-8")
+    assert run(["shard", str(pinned), *PLATFORM, "--evaluate", str(plan)]) == 2
+    assert "table 't0' is on ranks [3] and pinned to 1" in capsys.readouterr().err
+
+
+def test_another_fabric_and_headroom_change_the_answer(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for more in ((), ("--fabric", "h200-nvlink"), ("--headroom", "0.5")):
+        assert run(["shard", str(tables), *PLATFORM, *EVALUATIONS, *more, "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[1]["best"]["step_time_ms"] < found[0]["best"]["step_time_ms"]
+    assert found[2]["ranks"][0]["limit_bytes"] == found[0]["ranks"][0]["limit_bytes"] // 2
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, Divi
 from steptime._platforms.platform import Platform
 from steptime._shard.evaluator import ALL_LAWS, Evaluator, Exchanges, Laws, messages
 from steptime._shard.lookup_times import ExactLookups, LookupCurves
-from steptime._sim.composed import HOST
 from steptime.errors import InputError
 from steptime_lab.workloads.drawn_tasks import sharding_tasks, step_tasks
 
@@ -76,7 +75,7 @@ def test_a_step_that_its_host_binds_takes_as_long_as_the_host_does() -> None:
     plans = plans_of(3, len(small.tables))
     together, played = one.evaluate(plans), one.simulate(plans)
     np.testing.assert_allclose(together.step_ns, played.step_ns, rtol=0.03)
-    assert set(together.bound) == {HOST}
+    assert together.host_bound.all()
 
 
 def test_curves_through_some_subsets_say_what_the_models_say_of_others() -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
+from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.shard.additive import model_of
 
-from steptime._build.dlrm.config import Constraints
+from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, KINDS, ROW_WISE, TABLE_WISE, Plan
 from steptime._build.dlrm.workload import dlrm_workload
 from steptime._platforms.platform import Platform
 from steptime._report.shard.document import evaluated_document, shard_document
 from steptime._report.shard.html import shard_page
 from steptime._shard.evaluator import Evaluator
-from steptime._shard.explain import Explained, explain
+from steptime._shard.explain import DENSE, EXCHANGES, HOST, LOOKUPS, Explained, PlacedShards, explain, why_of
 from steptime._shard.given_plans import evaluated
 from steptime._shard.search import Searched, search
 from steptime._shard.search_state import SearchBudget
@@ -33,14 +37,14 @@ def answered() -> tuple[Searched, Explained]:
 
 def test_moving_a_large_table_makes_the_best_step_no_shorter() -> None:
     _, why = answered()
-    moved = [reason.moved_ns for reason in why.reasons if reason.moved_ns is not None]
+    moved = [reason.moved_ns for reason in why.best.reasons if reason.moved_ns is not None]
     assert moved
     assert min(moved) >= 0
 
 
 def test_a_pinned_table_says_so() -> None:
     _, why = answered()
-    reason = next(reason for reason in why.reasons if reason.table == "t000")
+    reason = next(reason for reason in why.best.reasons if reason.table == "t000")
     assert (reason.ranks, reason.elsewhere, reason.said) == ((2,), None, "pinned by the task")
 
 
@@ -121,3 +125,39 @@ def test_kinds_on_every_rank_are_chosen_only_where_allowed() -> None:
     # As many plans of whole tables as the search above asks for before it divides any.
     whole = search(Task(TASK.model, 4, Constraints(kinds=(TABLE_WISE,))), PLATFORM, SearchBudget(400))
     assert found.best.step_ns <= 1.001 * whole.best.step_ns
+
+
+def test_given_plans_say_what_their_ranks_do_and_why() -> None:
+    found, why = answered()
+    naive = found.rules["naive"]
+    assert naive is not None
+    best, other = evaluated(TASK, PLATFORM, {"naive": naive.plan, "best": found.best.plan})
+    assert best.why is not None and other.why is not None
+    assert best.why == why.best
+    assert any(reason.said == "pinned by the task" for reason in best.why.reasons)
+    assert other.why.reasons and other.why.ranks != best.why.ranks
+    entry = evaluated_document(TASK, [best, other])["plans"][0]
+    assert {"bound", "bound_by", "ranks", "reasons", "interval_ms"} <= set(entry)
+    assert len(entry["ranks"]) == 4
+
+
+REGIMES = {"host-bound": {HOST}, "wire-bound": {EXCHANGES, DENSE}, "GPU-bound": {LOOKUPS, DENSE}, "mixed": {LOOKUPS, DENSE}}
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6))
+def test_what_bounds_a_step_is_part_of_what_the_sentence_says(seed: int) -> None:
+    draws = Random(seed)
+    on = Platform.load(draws.choice(("4xh200-quarter-loopback", "4xh200-nvlink", "4xh100-nvlink")))
+    model = model_of(draws.randint(1, 6), batch=4 * 2 ** draws.randint(4, 14))
+    model = replace(model, bottom=(2 ** draws.randint(2, 12),), top=(2 ** draws.randint(2, 12), 1))
+    kinds = [draws.choice((draws.randrange(4), {"kind": ROW_WISE}, {"kind": DATA_PARALLEL})) for _ in model.tables]
+    plan = Plan.from_dict(dict(zip((table.name for table in model.tables), kinds, strict=True)), model.tables, 4)
+    task = Task(model, 4, Constraints(kinds=KINDS))
+    why = why_of(PlacedShards(task, Evaluator(model, on, 4), plan))
+    regime = why.bound_by.partition(":")[0]
+    if regime.startswith("waiting"):
+        assert (why.bound == HOST) == ("itself is host-bound" in why.bound_by)
+        assert why.bound in (HOST, LOOKUPS)
+    else:
+        assert why.bound in REGIMES[regime]

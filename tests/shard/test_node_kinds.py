@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime._build.dlrm.config import Constraints
+from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.model import Dlrm, Table
 from steptime._build.dlrm.plan import BY_NODE, GRID, KINDS, TABLE_COLUMN_WISE, TABLE_ROW_WISE, TABLE_WISE, Plan
 from steptime._build.dlrm.plan_files import plans_of, torchrec_document

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.shard.additive import Additive, evaluation, model_of
 
-from steptime._build.dlrm.config import Constraints
+from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, KINDS, TABLE_WISE, Division
 from steptime._platforms.platform import Platform

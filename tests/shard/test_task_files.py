@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from steptime._build.dlrm.config import Overrides
+from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.plan import COLUMN_WISE, ROW_WISE, TABLE_WISE
+from steptime._platforms.platform import Platform
+from steptime._shard.memory import rank_limit
 from steptime._shard.task import Task, read_task
 from steptime.errors import InputError
 
@@ -55,6 +58,50 @@ def test_constraints_are_read(tmp_path: Path) -> None:
     assert found.constraints.pinned == {"user": 2}
 
 
+def test_constraints_of_single_tables_are_alike_in_a_config_and_in_a_list(tmp_path: Path) -> None:
+    more = """[constraints]
+pinned = { user = 2 }
+kinds_of = { item = ["column_wise", "row_wise"] }
+min_partition = { item = 4 }
+max_partition = { item = 8 }
+"""
+    listed = "name,rows,dim,pooling_factor,kind,pinned,kinds,min_partition,max_partition,precision\n"
+    listed += "user,1000,32,3.5,zipf,2,,,,fp16\nitem,2000,16,20,uniform,,column_wise row_wise,4,8,\n"
+    config, table_list = task(tmp_path, CONFIG + more), task(tmp_path, listed, "tables.csv")
+    assert config.constraints == table_list.constraints
+    assert table_list.tables[0].precision == "fp16"
+    assert config.constraints.slices(config.tables[1], 1, 4) == 2
+    assert config.constraints.slices(config.tables[1], 9, 4) == 4
+    assert config.constraints.slices(config.tables[0], 9, 4) == 8
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("4,,", "pinned to rank 4; expected 0 to 3"),
+        ("-1,,", "pinned is '-1'; expected a whole number of 0 or more"),
+        ("1.5,,", "pinned is '1.5'; expected a whole number"),
+        (",row_wise sideways,", "kinds is .*sideways.*; expected a list of table_wise, column_wise"),
+        ("1,row_wise,", "is pinned and may not be table_wise"),
+        (",,0", "min_partition is '0'; expected a whole number of 1 or more"),
+    ],
+)
+def test_constraints_of_a_list_that_make_no_sense_are_one_line(tmp_path: Path, cell: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as raised:
+        task(tmp_path, f"name,rows,dim,pinned,kinds,min_partition\nuser,1000,32,{cell}\n", "tables.csv")
+    assert "\n" not in str(raised.value)
+
+
+def test_headroom_leaves_a_share_of_memory_free(tmp_path: Path) -> None:
+    limits = Platform.load("4xh200-quarter-loopback").device.limits
+    given = task(tmp_path, CONFIG + "[constraints]\nheadroom = 0.25\nmemory_bytes = 1_000_000_000\n").constraints
+    assert rank_limit(limits, 4, given) == (750_000_000, 0)
+    free, outside = rank_limit(limits, 4, Constraints())
+    assert rank_limit(limits, 4, Constraints(headroom=0.5)) == (free // 2, outside)
+    with pytest.raises(InputError, match="headroom is 1; expected a number of 0 or more, at most"):
+        task(tmp_path, CONFIG + "[constraints]\nheadroom = 1\n")
+
+
 def test_a_json_config_is_the_same_task(tmp_path: Path) -> None:
     import tomllib
 
@@ -99,12 +146,16 @@ def test_an_embedding_bag_collection_is_a_task(tmp_path: Path) -> None:
     tables = [
         {"name": "t1", "num_embeddings": 1000, "embedding_dim": 64, "feature_names": ["f1"]},
         {"name": "t2", "num_embeddings": 500, "embedding_dim": 32, "feature_names": ["f2", "f3"], "data_type": "FP16"},
+        {"name": "t3", "num_embeddings": 500, "embedding_dim": 32, "feature_names": ["f4"], "data_type": "DataType.INT4"},
     ]
     for values in (tables, {"tables": tables}):
         found = task(tmp_path, json.dumps(values), "ebc.json")
-        assert [(table.rows, table.dim, table.pooling_factor) for table in found.tables] == [(1000, 64, 1.0), (500, 32, 2.0)]
+        assert [(table.rows, table.dim, table.pooling_factor) for table in found.tables] == [
+            (1000, 64, 1.0), (500, 32, 2.0), (500, 32, 1.0),
+        ]  # fmt: skip
+        assert [table.precision for table in found.tables] == ["fp32", "fp16", "fp32"]
         assert any("'t2' serves 2 features" in note for note in found.notes)
-        assert any("'t2' has data_type FP16" in note for note in found.notes)
+        assert any("'t3' has data_type INT4" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.shard.additive import Additive, model_of
 
-from steptime._build.dlrm.config import Constraints
+from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, KINDS, ROW_WISE, TABLE_WISE, Division, Plan
 from steptime._build.dlrm.workload import dlrm_workload
@@ -65,7 +65,7 @@ def _plans(model: Dlrm, ranks: int) -> list[Plan]:
     ids=lambda model: model.name,
 )
 def test_the_search_knows_what_the_allocator_replays(model: Dlrm) -> None:
-    limit, outside = rank_limit(PLATFORM.device.limits, 4)
+    limit, outside = rank_limit(PLATFORM.device.limits, 4, Constraints())
     errors = []
     for plan in _plans(model, 4):
         replayed = replay(dlrm_workload(model, 4, plan), PLATFORM)["ranks"]

@@ -22,7 +22,9 @@ def shard(
     *,
     ranks: int | None = None,
     batch: int | None = None,
+    fabric: str | Path | None = None,
     memory_bytes: int | None = None,
+    headroom: float | None = None,
     calibration: str | Path | Calibration | None = None,
     budget_s: float | None = None,
     evaluations: int | None = None,
@@ -30,27 +32,34 @@ def shard(
     """Search for the fastest plan of a task on a platform, and explain it.
 
     `task` is a file: a DLRM config with constraints (`.toml`, `.json`), a `.csv` of tables or a TorchRec collection. `ranks`,
-    `batch` and `memory_bytes` (of a rank, at most) change it; `budget_s` and `evaluations` bound the search.
+    `batch`, `memory_bytes` (of a rank, at most) and `headroom` (a share of it that is left free) change it, `fabric` the
+    platform; `budget_s` and `evaluations` bound the search.
     """
-    machine = machine_for(platform, ranks)
-    sharding_task = task_for(task, machine, ranks=ranks, batch=batch, memory_bytes=memory_bytes)
+    machine = machine_for(platform, ranks, fabric)
+    sharding_task = task_for(task, machine, ranks=ranks, batch=batch, memory_bytes=memory_bytes, headroom=headroom)
     evaluator = Evaluator(sharding_task.model, machine, sharding_task.ranks, calibration=calibration_for(calibration, machine))
     budget = SearchBudget(evaluations or usual_evaluations(sharding_task.model, sharding_task.ranks), budget_s)
     searched = search(sharding_task, machine, budget, evaluator=evaluator)
     return Sharding(searched, explain(searched, evaluator), machine)
 
 
-def machine_for(platform: str | Path | Platform, ranks: int | None) -> Platform:
+def machine_for(platform: str | Path | Platform, ranks: int | None, fabric: str | Path | None = None) -> Platform:
     """Fewer ranks than a platform has leave the others idle; more are refused by whoever knows the task."""
-    return platform_for(platform, None if ranks == 1 else ranks)
+    return platform_for(platform, None if ranks == 1 else ranks, fabric=fabric)
 
 
 def task_for(
-    task: str | Path | Task, machine: Platform, *, ranks: int | None, batch: int | None, memory_bytes: int | None
+    task: str | Path | Task,
+    machine: Platform,
+    *,
+    ranks: int | None,
+    batch: int | None,
+    memory_bytes: int | None,
+    headroom: float | None = None,
 ) -> Task:
     """The task in a file, for these ranks, this batch and this memory."""
-    sharding_task = (
-        task if isinstance(task, Task) else read_task(Path(task), Overrides(batch, ranks, machine.ranks), memory_bytes)
-    )
+    sharding_task = task
+    if not isinstance(sharding_task, Task):
+        sharding_task = read_task(Path(sharding_task), Overrides(batch, ranks, machine.ranks), memory_bytes, headroom)
     check_ranks(sharding_task, machine)
     return sharding_task

@@ -28,7 +28,11 @@ def shard(
         int | None, Option("--ranks", min=1, help="Number of ranks; by default the task's or the platform's.")
     ] = None,
     batch: Annotated[int | None, Option("--batch", min=1, help="Global batch size.")] = None,
+    fabric: Annotated[str | None, Option("--fabric", metavar="NAME", help="Another fabric; a name or a .toml file.")] = None,
     memory: Annotated[int | None, Option("--memory", min=1, metavar="BYTES", help="Memory limit of a rank.")] = None,
+    headroom: Annotated[
+        float | None, Option("--headroom", min=0.0, max=0.99, metavar="SHARE", help="Share of a rank's memory left free.")
+    ] = None,
     calibration: CalibrationFile = None,
     budget: Annotated[
         float | None, Option("--budget", min=0.0, metavar="S", help="Time limit of the search, in seconds.")
@@ -62,8 +66,8 @@ def shard(
     from steptime._shard.given_plans import evaluated, plans_in
 
     refuse_overwriting({"--html": html, "--torchrec": torchrec}, (task, platform, calibration, evaluate))
-    machine = machine_for(platform, ranks)
-    sharding_task = task_for(task, machine, ranks=ranks, batch=batch, memory_bytes=memory)
+    machine = machine_for(platform, ranks, fabric)
+    sharding_task = task_for(task, machine, ranks=ranks, batch=batch, memory_bytes=memory, headroom=headroom)
     speed = calibration_for(calibration, machine)
     if evaluate is not None:
         if html is not None or torchrec is not None:

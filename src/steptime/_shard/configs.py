@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from steptime._build.config import configured, read_config
-from steptime._build.dlrm.config import Constraints, DlrmConfig, Overrides
+from steptime._build.dlrm.config import DlrmConfig, Overrides
+from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.plan import TABLE_WISE, Placement, Plan
 from steptime._build.dlrm.plan_files import read_plans
 from steptime._build.transformer.config import Transformer

@@ -47,7 +47,7 @@ class TaskDivisions:
 
     def __init__(self, task: Task, platform: Platform, budget: SearchBudget, evaluator: Evaluates) -> None:
         self.task, self.budget, self.evaluator = task, budget, evaluator
-        self.limit, self.outside_bytes = rank_limit(platform.device.limits, task.ranks, task.constraints.memory_bytes)
+        self.limit, self.outside_bytes = rank_limit(platform.device.limits, task.ranks, task.constraints)
         self.per_node = node_ranks(platform, task.ranks)
 
     def search(self, division: Division, evaluations: int) -> Search | None:
@@ -93,8 +93,8 @@ class TaskDivisions:
             if kind in NODE_KINDS:
                 division = self._on_nodes(division, index, str(kind), held)
             elif kind is not None:
-                most = max(task.tables[index].dim // QUAD, 1)
-                division = division.with_table(index, kind, max(min(most, math.ceil(size / room)), min(most, 2)))
+                slices = task.constraints.slices(task.tables[index], max(math.ceil(size / room), 2), QUAD)
+                division = division.with_table(index, kind, slices)
         return division
 
     def further(self, search: Search, loads: Floats, saved_ns: Floats, most: int) -> Iterator[Division]:
@@ -124,8 +124,8 @@ class TaskDivisions:
             table = self.task.tables[index]
             if kind not in self.task.allowed(index) or division.kinds[index] != TABLE_WISE:
                 continue
-            most = min(table.dim // max(_LEAST_COLUMNS, QUAD), self.task.ranks)
-            slices = min(most, math.ceil(loads[index] / max(above, 1e-9)))
+            wanted = min(math.ceil(loads[index] / max(above, 1e-9)), self.task.ranks)
+            slices = self.task.constraints.slices(table, wanted, max(_LEAST_COLUMNS, QUAD))
             if kind in EVERYWHERE or slices > 1:
                 division = division.with_table(index, kind, slices)
         return division
@@ -155,11 +155,9 @@ class TaskDivisions:
 
     def _on_nodes(self, division: Division, index: int, kind: str, held: Floats, load: float = 1.0) -> Division:
         """A table on the nodes with least to do, which then have its load too."""
-        table, slices = self.task.tables[index], 0
-        most = max(table.dim // max(_LEAST_COLUMNS, QUAD), 1)
-        if kind == TABLE_COLUMN_WISE:
-            slices = min(most, self.per_node)
-        parts = min(_GRID_SLICES, most, len(held)) if kind == GRID else 1
+        wanted = {TABLE_COLUMN_WISE: self.per_node, GRID: min(_GRID_SLICES, len(held))}.get(kind, 1)
+        parts = self.task.constraints.slices(self.task.tables[index], wanted, max(_LEAST_COLUMNS, QUAD)) if wanted > 1 else 1
+        slices, parts = (parts, 1) if kind == TABLE_COLUMN_WISE else (0, min(parts, len(held)))
         nodes = np.argsort(held, kind="stable")[:parts]
         held[nodes] += load / parts
         return division.on_nodes(index, kind, tuple(sorted(nodes.tolist())), self.per_node, slices)

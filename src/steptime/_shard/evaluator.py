@@ -308,6 +308,21 @@ def _of_rank(issued: Issued, played: CohortTimeline, index: int) -> tuple[float,
     )
 
 
+def collectives_ns(step: ModelledStep, timeline: Timeline) -> dict[str, float]:
+    """By kind, how long the collectives of a played step move data, on the rank where that takes longest."""
+    result: dict[str, float] = {}
+    for issued, played in zip(step.programs, timeline.cohorts, strict=True):
+        took = (played.work_end_ns - played.moving_ns)[:, :, 0].astype(np.float64)
+        sums: dict[str, Floats] = {}
+        for work, number in enumerate(issued.estimate):
+            _, collective, kind = issued.groups[number].partition("collective ")
+            if collective:
+                sums[kind] = sums.get(kind, np.zeros(took.shape[1])) + took[work]
+        for kind, of_ranks in sums.items():
+            result[kind] = max(result.get(kind, 0.0), float(of_ranks.max()))
+    return result
+
+
 def is_played(model: Dlrm, division: Division) -> bool:
     """Whether the plans of a division are played one by one.
 

@@ -18,7 +18,7 @@ from steptime._build.dlrm.model import Table
 from steptime._build.dlrm.plan import BY_NODE, EVERYWHERE, Plan
 from steptime._build.dlrm.workload import dlrm_workload, table_lookups
 from steptime._models.lookups.question import BACKWARD, FORWARD, Lookup
-from steptime._shard.evaluator import Evaluator, is_played, of_timeline
+from steptime._shard.evaluator import Evaluator, collectives_ns, is_played, of_timeline
 from steptime._shard.memory import memory_of, rank_limit
 from steptime._shard.search import Searched, search
 from steptime._shard.search_state import SearchBudget
@@ -26,9 +26,15 @@ from steptime._shard.task import Task
 from steptime._sim.composed import Evaluation
 from steptime._sim.modelled.prediction import prediction_of
 from steptime._sim.modelled.step import modelled
+from steptime._sim.prediction import PredictedStep
 from steptime._units import NS_PER_MS
 
 Floats = npt.NDArray[np.float64]
+
+BOUNDS = (LOOKUPS, EXCHANGES, DENSE, HOST) = ("lookups", "exchange", "dense layers", "host")
+"""What a step can be bound by; the dense layers with the all_reduces of their gradients."""
+
+_REDUCED = "all_reduce"
 
 LARGE = 12
 """Tables that are explained, at most."""
@@ -88,19 +94,36 @@ class Gain:
         return self.interval[0] > _TOLD_APART
 
 
-@dataclass(frozen=True)
-class Explained:
-    """A plan's ranks, bound, reasons, interval and gain."""
+@dataclass(frozen=True, slots=True)
+class PlanReasons:
+    """Why one plan is as fast as it is."""
 
     ranks: tuple[RankLoad, ...]
     bound: str
     bound_by: str
     reasons: tuple[Reason, ...]
     interval: tuple[float, float]  # as factors of the step
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """Why the best plan is, and what it gains."""
+
+    best: PlanReasons
     gain: Gain | None
     every_rank_tables_ns: float  # of the step: tables that every rank has a share or a copy of
     doubts: tuple[str, ...] = ()  # what the input left open, and what that could cost
-    warnings: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> tuple[RankLoad, ...]:
+        """What they do under the best plan."""
+        return self.best.ranks
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Of its step, as factors."""
+        return self.best.interval
 
 
 class PlacedShards:
@@ -136,31 +159,58 @@ class PlacedShards:
 
 def explain(searched: Searched, evaluator: Evaluator) -> Explained:
     """The best plan of a search; its step is played, as `predict` does."""
-    task, plan, platform = searched.task, searched.best.plan, evaluator.platform
-    best = PlacedShards(task, evaluator, plan)
-    built = dlrm_workload(task.model, task.ranks, plan)
-    step = modelled(built, platform)
-    predicted = prediction_of(step, built, evaluator.calibration)
-    step_ns = predicted.step_time_ms * NS_PER_MS
-    ranks = rank_loads(best, of_timeline(step, predicted.timeline, step_ns))
-    low, high = (edge * NS_PER_MS / step_ns for edge in predicted.interval_ms)
+    task = searched.task
+    best = PlacedShards(task, evaluator, searched.best.plan)
     return Explained(
-        ranks=tuple(ranks),
-        bound=best.here.bound[0],
-        bound_by=predicted.bound_by,
-        reasons=tuple(reasons(best, ranks)),
-        interval=(low, high),
+        best=why_of(best),
         gain=gain(searched, best),
         every_rank_tables_ns=best.every_rank_tables_ns(),
         doubts=tuple(_doubted(searched, evaluator, doubt) for doubt in task.doubts),
+    )
+
+
+def why_of(placed: PlacedShards) -> PlanReasons:
+    """What the ranks of a plan do, what bounds it, and where its large tables could be instead."""
+    task, evaluator = placed.task, placed.evaluator
+    built = dlrm_workload(task.model, task.ranks, placed.plan)
+    step = modelled(built, evaluator.platform)
+    predicted = prediction_of(step, built, evaluator.calibration)
+    step_ns = predicted.step_time_ms * NS_PER_MS
+    ranks = rank_loads(placed, of_timeline(step, predicted.timeline, step_ns))
+    low, high = (edge * NS_PER_MS / step_ns for edge in predicted.interval_ms)
+    return PlanReasons(
+        ranks=tuple(ranks),
+        bound=bound_of(predicted, ranks, collectives_ns(step, predicted.timeline)),
+        bound_by=predicted.bound_by,
+        reasons=tuple(reasons(placed, ranks)),
+        interval=(low, high),
         warnings=predicted.warnings,
     )
+
+
+def bound_of(predicted: PredictedStep, ranks: Sequence[RankLoad], collectives: Mapping[str, float]) -> str:
+    """Of `BOUNDS`, what `bound_by` of the same prediction comes from.
+
+    Where the wire bounds the step, the collectives that take longest decide; where the GPU does, or nothing alone, whether
+    lookups are most of what some device computes. Ranks that wait for one wait for its lookups, unless its host is late.
+    """
+    regime, late = predicted.bound_by.partition(":")[0], predicted.bound_by.partition(" itself is ")[2]
+    if regime == "host-bound" or (regime.startswith("waiting") and late.startswith("host-bound")):
+        return HOST
+    if regime == "wire-bound":
+        reduced = collectives.get(_REDUCED, 0.0)
+        return EXCHANGES if sum(collectives.values()) - reduced >= reduced else DENSE
+    if regime.startswith("waiting"):
+        return LOOKUPS
+    computed = {rank.rank: rank.compute_ms * NS_PER_MS for rank in predicted.ranks}
+    busiest = max(ranks, key=lambda rank: rank.forward_ns + rank.backward_ns)
+    return LOOKUPS if busiest.forward_ns + busiest.backward_ns >= computed[busiest.rank] / 2 else DENSE
 
 
 def rank_loads(best: PlacedShards, played: Evaluation) -> list[RankLoad]:
     """What every rank does and holds."""
     task, rank_of = best.task, best.rank_of
-    limit, outside = rank_limit(best.evaluator.platform.device.limits, task.ranks, task.constraints.memory_bytes)
+    limit, outside = rank_limit(best.evaluator.platform.device.limits, task.ranks, task.constraints)
     memory = memory_of(task.model, best.division, task.ranks, limit, outside)
     used = memory.used(rank_of, task.ranks)
     held = [[best.tables[index] for index in np.flatnonzero(rank_of == rank)] for rank in range(task.ranks)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +14,13 @@ from steptime._build.dlrm.workload import check_kinds
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime._shard.evaluator import Evaluator
+from steptime._shard.explain import PlacedShards, PlanReasons, why_of
 from steptime._shard.memory import memory_of, rank_limit
 from steptime._shard.task import Task
 from steptime.errors import InputError
+
+# Plans whose ranks and reasons are found: each is played, which takes a while.
+_EXPLAINED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,7 @@ class GivenPlan:
     fullest_rank: int
     fullest_bytes: int
     fits: bool
+    why: PlanReasons | None = None  # of the fastest plans
 
 
 def plans_in(path: Path, task: Task) -> dict[str, Plan]:
@@ -55,7 +60,7 @@ def evaluated(
             raise InputError(f"plan {name!r}: {error}") from None
         alike.setdefault(division, []).append((name, owners))
     evaluator = Evaluator(task.model, platform, task.ranks, calibration=calibration)
-    limit, outside = rank_limit(platform.device.limits, task.ranks, task.constraints.memory_bytes)
+    limit, outside = rank_limit(platform.device.limits, task.ranks, task.constraints)
     results = []
     for division, group in alike.items():
         rank_of = np.array([owners for _, owners in group], dtype=np.intp)
@@ -65,4 +70,6 @@ def evaluated(
             fullest = int(np.argmax(held))
             nbytes = int(held[fullest])
             results.append(GivenPlan(name, plans[name], step, fullest, nbytes, nbytes <= memory.limit))
-    return sorted(results, key=lambda plan: (plan.step_ns, plan.name))
+    results.sort(key=lambda plan: (plan.step_ns, plan.name))
+    shown = (replace(plan, why=why_of(PlacedShards(task, evaluator, plan.plan))) for plan in results[:_EXPLAINED])
+    return [*shown, *results[_EXPLAINED:]]

@@ -17,6 +17,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.model import Dlrm, Table
 from steptime._build.dlrm.plan import DATA_PARALLEL, ROW_WISE, Division
 from steptime._build.dlrm.step import LocalTables, rank_program
@@ -113,10 +114,11 @@ def packed(memory: Memory, pinned: Places, ranks: int) -> Places | None:
     return result
 
 
-def rank_limit(limits: DeviceLimits, ranks: int, given: int | None = None) -> tuple[int, int]:
+def rank_limit(limits: DeviceLimits, ranks: int, constraints: Constraints) -> tuple[int, int]:
     """What a rank has of its device, and what its process holds outside the allocator (0 where a limit is given)."""
-    has = limits.rank_memory_bytes
-    return (has, process_bytes(ranks, limits.share)) if given is None else (min(has, given), 0)
+    has, given = limits.rank_memory_bytes, constraints.memory_bytes
+    free = math.floor((1.0 - constraints.headroom) * (has if given is None else min(has, given)))
+    return free, process_bytes(ranks, limits.share) if given is None else 0
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._build.config import read_dlrm_config
-from steptime._build.dlrm.config import Constraints, Doubt, Overrides
+from steptime._build.dlrm.config import Doubt, Overrides
+from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.model import Dlrm, Table
 from steptime._build.dlrm.plan import GRID, SLICED, TABLE_COLUMN_WISE, TABLE_WISE, Division
 from steptime._build.dlrm.workload import check_batch
@@ -66,7 +67,7 @@ class Task:
         return kinds if self.model.interaction != "dot" else tuple(kind for kind in kinds if kind not in (*SLICED, GRID))
 
 
-def read_task(path: Path, overrides: Overrides, memory_bytes: int | None = None) -> Task:
+def read_task(path: Path, overrides: Overrides, memory_bytes: int | None = None, headroom: float | None = None) -> Task:
     """The task in a file (docs/sharding.md), on the ranks that are asked for, else the file's, else the platform's."""
     config = read_dlrm_config(path, overrides)
     notes = config.notes
@@ -75,4 +76,6 @@ def read_task(path: Path, overrides: Overrides, memory_bytes: int | None = None)
     constraints = config.constraints or Constraints()
     if memory_bytes is not None:
         constraints = replace(constraints, memory_bytes=memory_bytes)
+    if headroom is not None:
+        constraints = replace(constraints, headroom=headroom)
     return Task(config.model, config.ranks or overrides.platform_ranks, constraints, notes, config.doubts)

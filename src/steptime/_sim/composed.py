@@ -25,9 +25,6 @@ Floats = npt.NDArray[np.float64]
 FORWARD, BACKWARD = "lookup forward", "lookup backward"
 EXCHANGE = "collective all_to_all"
 _OTHER_LOOKUP = "lookup of a table that every rank has a part of"
-BOUNDS = (LOOKUPS, EXCHANGES, DENSE, HOST) = ("lookups", "exchange", "dense layers", "host")
-"""What a step can be bound by; the dense layers with the all_reduces of their gradients."""
-
 # Steps that are played: the first begins with empty streams, those after it as the one before ended. In every step the
 # gradients of the dense layers are summed over all ranks, which nobody leaves before the others: without laws the second takes
 # as long as any after it. What lookups do to each other settles within two more.
@@ -70,13 +67,6 @@ class Evaluation:
     def lookups_ns(self) -> Floats:
         """Both directions, [plans, ranks]."""
         return self.forward_ns + self.backward_ns
-
-    @property
-    def bound(self) -> list[str]:
-        """Per plan what takes most of the step of the slowest rank, of `BOUNDS`."""
-        lookups, exchange = self.lookups_ns.max(axis=1), self.exchange_ns.max(axis=1)
-        times = np.stack([lookups, exchange, np.maximum(self.step_ns - lookups - exchange, 0.0)], axis=1)
-        return [BOUNDS[index] for index in np.where(self.host_bound, BOUNDS.index(HOST), np.argmax(times, axis=1))]
 
     def take(self, rows: npt.NDArray[np.integer] | list[int] | slice) -> Evaluation:
         """Some of the plans."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from steptime._build.config_values import MOST_WHOLE, MOST_WIDTH, Values
+from steptime._build.dlrm.constraints import Constraints, constraints_of
 from steptime._build.dlrm.model import (
     DENSE_OPTIMIZERS,
     EXCHANGE_DTYPES,
@@ -26,7 +27,7 @@ from steptime._build.dlrm.model import (
     Dlrm,
     Table,
 )
-from steptime._build.dlrm.plan import KINDS, TABLE_WISE, USUAL_KINDS, Plan
+from steptime._build.dlrm.plan import Plan
 from steptime._build.dlrm.plan_files import plans_of, read_plans
 from steptime._build.dlrm.workload import check_batch, check_kinds, dlrm_workload, generator_like, of_reuse
 from steptime._lookups import saved
@@ -70,54 +71,9 @@ _SKEW_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "scatter": _SWITCH, "seed": _WHOLE, "long_bag": _WHOLE, "long_bag_at": _NUMBER,
 }  # fmt: skip
 _MOST_CROSS_LAYERS = 1024
-_CONSTRAINTS = ("memory_bytes", "pinned", "kinds", "kinds_of")
 _HISTOGRAM_KEYS = ("reuse", "unique", "batch")
 # Counted lookups per sample may differ so far from the factor that the config says: both are rounded by people.
 _FACTOR_AGREES = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class Constraints:
-    """What every plan must respect. Without `memory_bytes` a rank has what its device has."""
-
-    memory_bytes: int | None = None  # of one rank
-    pinned: Mapping[str, int] = field(default_factory=dict)  # table -> rank, whole
-    kinds: tuple[str, ...] = USUAL_KINDS  # allowed for tables that `kinds_of` does not name
-    kinds_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-    def allowed(self, table: str) -> tuple[str, ...]:
-        """Kinds that a table may be divided by; a pinned one stays whole."""
-        return (TABLE_WISE,) if table in self.pinned else self.kinds_of.get(table, self.kinds)
-
-    def check(self, tables: Sequence[Table], where: str) -> None:
-        """Refuses constraints on tables that are not there, and those that contradict each other."""
-        names = {table.name for table in tables}
-        for key, constrained in (("pinned", self.pinned), ("kinds_of", self.kinds_of)):
-            odd = next((name for name in constrained if name not in names), None)
-            if odd is not None:
-                raise InputError(f"{where}, constraints.{key}: {odd!r} is no table of the model")
-        for kinds in (self.kinds, *self.kinds_of.values()):
-            odd = next((kind for kind in kinds if kind not in KINDS), None)
-            if odd is not None or not kinds:
-                raise InputError(f"{where}, constraints: kind {odd!r}; expected one or more of {', '.join(KINDS)}")
-        for name in self.pinned:
-            if TABLE_WISE not in self.kinds_of.get(name, (TABLE_WISE,)):
-                raise InputError(f"{where}: table {name!r} is pinned and may not be {TABLE_WISE}; drop one of the two")
-
-    def check_ranks(self, ranks: int, where: str) -> None:
-        """Refuses tables pinned to ranks that are not there."""
-        for name, rank in self.pinned.items():
-            if not 0 <= rank < ranks:
-                raise InputError(f"{where}: table {name!r} is pinned to rank {rank}; expected 0 to {ranks - 1}")
-
-    def check_pins(self, plan: Plan, where: str) -> None:
-        """Refuses a plan with a table elsewhere than where it is pinned."""
-        for name, rank in self.pinned.items():
-            placed = plan.placements[name]
-            if set(placed.ranks) != {rank}:
-                raise InputError(
-                    f"{where}: table {name!r} is on ranks {list(placed.ranks)} and pinned to {rank}; change the plan or the pin"
-                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +145,7 @@ def dlrm_of(
     )
     check_model(model, where)
     rule = section.text("rule") if "rule" in values else None
-    constraints = _constraints(section.table("constraints")) if "constraints" in values else None
+    constraints = constraints_of(section.table("constraints")) if "constraints" in values else None
     if constraints is not None:
         constraints.check(model.tables, where)
     ranks, plan = _ranks_and_plan(section, model, folder, changed)
@@ -310,24 +266,6 @@ def _check_fused(model: Dlrm, where: str) -> None:
                 "none: it is that of the layers" if key == "exchange_precision" else " or ".join(f'"{each}"' for each in known)
             )
             raise InputError(f'{where}: fused = true with {key} "{value}"; expected {expected}')
-
-
-def _constraints(section: Values) -> Constraints:
-    """`[constraints]` of a config."""
-    section.expect(_CONSTRAINTS)
-    pinned, kinds_of = section.table("pinned"), section.table("kinds_of").values
-    return Constraints(
-        memory_bytes=section.whole("memory_bytes", 1) if "memory_bytes" in section.values else None,
-        pinned={name: pinned.whole(name, 0) for name in pinned.values},
-        kinds=_kinds(section.values.get("kinds", list(USUAL_KINDS)), f"{section.where}, kinds"),
-        kinds_of={name: _kinds(kinds, f"{section.where}, kinds_of, {name}") for name, kinds in kinds_of.items()},
-    )
-
-
-def _kinds(value: Any, where: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not value or any(kind not in KINDS for kind in value):
-        raise InputError(f"{where} is {value!r}; expected a list of {', '.join(KINDS)}")
-    return tuple(kind for kind in KINDS if kind in value)
 
 
 def _tables(section: Values, batch: int, folder: Path) -> tuple[Table, ...]:

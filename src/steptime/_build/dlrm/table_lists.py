@@ -20,7 +20,8 @@ from typing import Any
 
 from steptime._build.config_values import MOST_WIDTH, Values
 from steptime._build.dlrm.config import DlrmConfig, Doubt, Overrides, check_names, generator_of
-from steptime._build.dlrm.model import Dlrm, Table
+from steptime._build.dlrm.constraints import OF_TABLES, constraints_of_tables
+from steptime._build.dlrm.model import TABLE_DTYPES, Dlrm, Table
 from steptime._lookups.generators import MOST_ROWS
 from steptime._lookups.populations import PRODUCTION_2021
 from steptime.errors import InputError
@@ -31,7 +32,10 @@ _POOLING = 1.0
 
 _REQUIRED = ("name", "rows", "dim")
 _SKEW = {"kind": str, "alpha": float, "shift": float, "lengths": str, "locality": float}
-_COLUMNS = (*_REQUIRED, "pooling_factor", *_SKEW)
+_MODEL = (*_REQUIRED, "pooling_factor", *_SKEW, "precision")
+_COLUMNS = (*_MODEL, *OF_TABLES)
+# What TorchRec calls the types of rows.
+_DATA_TYPES = {"FP32": "fp32", "FP16": "fp16", "BF16": "bf16", "INT8": "int8"}
 # Of torchrec.modules.embedding_configs.EmbeddingBagConfig (1.8.0), and the pooling factor, which is ours.
 _BAG_KEYS = (
     "name", "num_embeddings", "embedding_dim", "feature_names", "data_type", "pooling", "pooling_factor", "weight_init_max",
@@ -50,7 +54,7 @@ class _Listed:
 
 
 def listed_tables(text: str, where: str, overrides: Overrides) -> DlrmConfig:
-    """The model of a CSV with a head: name, rows, dim, and perhaps pooling_factor, kind, alpha, shift, lengths, locality."""
+    """The model of a CSV with a head: name, rows, dim, and perhaps more of `_COLUMNS`."""
     try:
         rows = [row for row in csv.reader(io.StringIO(text)) if any(cell.strip() for cell in row)]
     except csv.Error as error:  # a cell of more than 128 kB
@@ -67,12 +71,19 @@ def listed_tables(text: str, where: str, overrides: Overrides) -> DlrmConfig:
     if missing is not None:
         raise InputError(f"{where}: no column {missing!r}; expected {', '.join(_REQUIRED)} and perhaps more")
     listed: list[_Listed] = []
+    constrained: dict[str, Mapping[str, str]] = {}
     for number, row in enumerate(rows[1:], 2):
         if len(row) != len(head):
             raise InputError(f"{where}, line {number}: {len(row)} values; expected {len(head)}, as in its head")
         cells = {name: cell.strip() for name, cell in zip(head, row, strict=True) if cell.strip()}
-        listed.append(_of_cells(cells, len(listed), f"{where}, line {number}"))
-    return _config(listed, where, overrides, ())
+        own = {name: cell for name, cell in cells.items() if name not in OF_TABLES}
+        listed.append(_of_cells(own, len(listed), f"{where}, line {number}"))
+        constrained[listed[-1].table.name] = cells
+    config = _config(listed, where, overrides, ())
+    constraints = constraints_of_tables(constrained, where)
+    if constraints is not None:
+        constraints.check(config.model.tables, where)
+    return replace(config, constraints=constraints)
 
 
 def _of_cells(cells: Mapping[str, str], index: int, where: str) -> _Listed:
@@ -108,22 +119,24 @@ def torchrec_tables(tables: Sequence[Mapping[str, Any]], where: str, overrides: 
                 f"table {item.table.name!r} serves {len(features)} features: their lookups are counted, their vectors as one, "
                 f"so that what it sends is {len(features)} times what is predicted"
             )
-        if table.get("data_type", "FP32") not in ("FP32", "DataType.FP32"):
-            notes.append(
-                f"table {item.table.name!r} has data_type {table['data_type']}: taken as fp32, with more bytes than it has"
-            )
+        data_type = str(table.get("data_type", "FP32")).removeprefix("DataType.")
+        if data_type in _DATA_TYPES:
+            item = replace(item, table=replace(item.table, precision=_DATA_TYPES[data_type]))
+        else:
+            notes.append(f"table {item.table.name!r} has data_type {data_type}: taken as fp32, with more bytes than it has")
         listed.append(item)
     return _config(listed, where, overrides, tuple(notes))
 
 
 def _listed(section: Values, skew: dict[str, Any], index: int) -> _Listed:
-    section.expect(_COLUMNS, _REQUIRED)
+    section.expect(_MODEL, _REQUIRED)
     name, rows, dim = section.text("name"), section.whole("rows", 1, MOST_ROWS), section.whole("dim", 1, MOST_WIDTH)
     if dim % 4:
         raise section.wrong("dim", "a multiple of 4, as table-batched lookups have it")
     pooling = section.number("pooling_factor", 0.0) if "pooling_factor" in section.values else _POOLING
     generator = generator_of(section.where, rows=rows, pooling=pooling, seed=index, **skew)
-    return _Listed(Table(name, dim, generator), "pooling_factor" not in section.values, "kind" not in skew)
+    table = Table(name, dim, generator, precision=section.choice("precision", tuple(TABLE_DTYPES), "fp32"))
+    return _Listed(table, "pooling_factor" not in section.values, "kind" not in skew)
 
 
 def _config(listed: Sequence[_Listed], where: str, overrides: Overrides, notes: tuple[str, ...]) -> DlrmConfig:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from steptime._report.json import SCHEMA_VERSION, Document
-from steptime._shard.explain import Explained
+from steptime._shard.explain import Explained, PlanReasons
 from steptime._shard.given_plans import GivenPlan
 from steptime._shard.search import Option, Searched
 from steptime._shard.task import Task
@@ -28,15 +28,12 @@ def shard_document(found: Searched, why: Explained, platform: str) -> Document:
         "rules": {name: None if option is None else ms(option.step_ns) for name, option in found.rules.items()},
         "best_rule": None if best_rule is None else best_rule[0],
         "gain": None if why.gain is None else _gain(why),
-        "bound": why.bound,
-        "bound_by": why.bound_by,
-        "ranks": [_rank(rank) for rank in map(asdict, why.ranks)],
-        "reasons": [_reason(reason) for reason in map(asdict, why.reasons)],
+        **_why(why.best),
         "every_rank_tables_ms": ms(why.every_rank_tables_ns),
         "analytic_ms": ms(why.every_rank_tables_ns),  # its name in the last release; goes with the next
         "searched_plans": found.searched_plans,
         "seconds": found.seconds,
-        "warnings": [*found.task.notes, *why.doubts, *why.warnings],
+        "warnings": [*found.task.notes, *why.doubts, *why.best.warnings],
     }
 
 
@@ -49,20 +46,33 @@ def evaluated_document(task: Task, plans: Sequence[GivenPlan]) -> Document:
             {
                 "name": plan.name, "plan": plan.plan.to_dict(), "kinds": plan.plan.kinds(), "step_time_ms": ms(plan.step_ns),
                 "fits": plan.fits, "fullest_rank": plan.fullest_rank, "fullest_bytes": plan.fullest_bytes,
+                **({} if plan.why is None else {"interval_ms": _interval(plan.step_ns, plan.why), **_why(plan.why)}),
             }
             for plan in plans
         ],
-        "warnings": list(task.notes),
+        "warnings": list(dict.fromkeys([*task.notes, *(text for plan in plans if plan.why for text in plan.why.warnings)])),
     }  # fmt: skip
 
 
+def _interval(step_ns: float, why: PlanReasons) -> list[float]:
+    return [factor * ms(step_ns) for factor in why.interval]
+
+
+def _why(why: PlanReasons) -> dict[str, Any]:
+    return {
+        "bound": why.bound,
+        "bound_by": why.bound_by,
+        "ranks": [_rank(rank) for rank in map(asdict, why.ranks)],
+        "reasons": [_reason(reason) for reason in map(asdict, why.reasons)],
+    }
+
+
 def _option(option: Option, why: Explained) -> dict[str, Any]:
-    step = ms(option.step_ns)
     return {
         "plan": option.plan.to_dict(),
         "kinds": option.plan.kinds(),
-        "step_time_ms": step,
-        "interval_ms": [factor * step for factor in why.interval],
+        "step_time_ms": ms(option.step_ns),
+        "interval_ms": _interval(option.step_ns, why.best),
         "strategy": option.by,
     }
 

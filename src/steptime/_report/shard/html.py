@@ -49,7 +49,7 @@ def _summary(found: Searched, why: Explained, platform: str) -> list[Markup]:
         "Searched": f"{found.searched_plans:,} plans",
         "Gain": gain_words(why),
     }
-    return [step_number(step), *bound_and_facts(why.bound_by, facts, [*found.task.notes, *why.doubts, *why.warnings])]
+    return [step_number(step), *bound_and_facts(why.best.bound_by, facts, [*found.task.notes, *why.doubts, *why.best.warnings])]
 
 
 def _legend() -> Markup:
@@ -78,7 +78,7 @@ def _ranks(ranks: Sequence[RankLoad]) -> Markup:
 def _reasons(why: Explained) -> Markup:
     rows = [
         (reason.table, reason.kind, ", ".join(map(str, reason.ranks[:8])), time_ms(ms(reason.load_ns)), reason.said)
-        for reason in why.reasons
+        for reason in why.best.reasons
     ]
     return table("The largest tables", ("Table", "kind", "ranks", "lookups, ms", "why"), rows, words=(0, 1, 2, 4))
 

@@ -12,7 +12,7 @@ from steptime._build.dlrm.plan import Plan
 from steptime._report.layout import print_heading, print_line, print_numbers, print_section, print_title, print_warnings
 from steptime._report.text import RANKS_SHOWN
 from steptime._report.words import interval_words, size_words, time_ms
-from steptime._shard.explain import Explained, RankLoad, Reason
+from steptime._shard.explain import Explained, PlanReasons, RankLoad, Reason
 from steptime._shard.given_plans import GivenPlan
 from steptime._shard.search import Searched
 from steptime._shard.task import Task
@@ -32,6 +32,8 @@ _HEADS = (
 _WHY_HEADS = ("table", "kind", "ranks", "lookups\nms", "best other\nrank", "step would\nbe longer by")
 # Tables of a plan that are listed one by one.
 _TABLES_SHOWN = 60
+# Given plans whose ranks and reasons are shown.
+_PLANS_SHOWN = 3
 
 
 def print_shard(
@@ -47,22 +49,26 @@ def print_shard(
     _gain(console, why)
     print_section(console, "Plan", "table: ranks of its shards")
     _plan(console, found.best.plan)
-    print_section(console, "Ranks", "ms per step; memory with state, activations and buffers")
-    print_numbers(console, _HEADS, _ranks(why.ranks))
-    print_section(console, "Why", "the largest tables, and what moving them would cost")
-    print_numbers(console, _WHY_HEADS, [_why(reason) for reason in why.reasons])
+    _ranks_and_reasons(console, why.best)
     print_section(console, "Runners-up", "ms per step, and what that is above the best")
     print_numbers(console, ("plan", "step", "more", "found by"), _others(found))
     print_section(console, "Usual rules", "ms per step, and what that is above the best")
     print_numbers(console, ("rule", "step", "more"), _rules(found))
-    print_warnings(console, [*found.task.notes, *why.doubts, *why.warnings])
+    print_warnings(console, [*found.task.notes, *why.doubts, *why.best.warnings])
     if why.every_rank_tables_ns:
         text = f"{time_ms(ms(why.every_rank_tables_ns))} ms of the step, of tables that every rank has a share or a copy of"
         print_line(console, "Not measured", text, spaced=False)
-    print_line(console, "Bound by", why.bound_by, style="bold")
+    print_line(console, "Bound by", why.best.bound_by, style="bold")
     for title, file in (("Page", page), ("TorchRec", torchrec)):
         if file is not None:
             print_line(console, title, f"{file}{'  (open it in a browser)' * (title == 'Page')}", spaced=False)
+
+
+def _ranks_and_reasons(console: Console, why: PlanReasons) -> None:
+    print_section(console, "Ranks", "ms per step; memory with state, activations and buffers")
+    print_numbers(console, _HEADS, _ranks(why.ranks))
+    print_section(console, "Why", "the largest tables, and what moving them would cost")
+    print_numbers(console, _WHY_HEADS, [_why(reason) for reason in why.reasons])
 
 
 def print_evaluated(console: Console, task: Task, platform: str, plans: Sequence[GivenPlan]) -> None:
@@ -81,6 +87,14 @@ def print_evaluated(console: Console, task: Task, platform: str, plans: Sequence
         for plan in plans
     ]
     print_numbers(console, ("plan", "step", "more", "fullest\nrank", "fits"), rows)
+    for plan in plans[:_PLANS_SHOWN]:
+        if plan.why is not None:
+            low, high = (factor * ms(plan.step_ns) for factor in plan.why.interval)
+            print_title(console, Text().append(f"{plan.name}  ", style="bold").append(interval_words(low, high), style="dim"))
+            print_line(console, "Bound by", plan.why.bound_by, spaced=False)
+            _ranks_and_reasons(console, plan.why)
+    if len(plans) > _PLANS_SHOWN:
+        print_line(console, "More", f"ranks and reasons of the other {len(plans) - _PLANS_SHOWN} plans: --json", spaced=False)
     print_warnings(console, task.notes)
 
 
