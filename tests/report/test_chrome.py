@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from tests.sim.worlds import jobs
 
+from steptime._api.predict import predict
 from steptime._program.load import load
 from steptime._program.program import CallKind
 from steptime._report.chrome import FIRST_STREAM_LANE, TIDS_PER_RANK, events, write_chrome_trace
@@ -23,6 +24,7 @@ from steptime._sim.core.steady import steady
 from steptime._sim.recorded.replay import replay
 from steptime.errors import InputError
 
+QUARTERS = "4xh200-quarter-loopback"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "h200_mps4_dlrm"
 
 Event = dict[str, Any]
@@ -151,3 +153,17 @@ def test_files_are_valid_json_plain_and_compressed_and_the_same_twice(timeline: 
 def test_a_file_that_cannot_be_written_is_one_clear_line(timeline: Timeline, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"missing/a\.json: cannot be written"):
         write_chrome_trace(timeline, tmp_path / "missing" / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("source", "platform"),
+    [("prefetch_sync", None), ("h200_mps4_dlrm", None), ("gpt_compiled", "1xa100"), ("configs/dlrm_heavy4.toml", QUARTERS)],
+)
+def test_a_timeline_reads_back_as_the_step_it_shows(source: str, platform: str | None, tmp_path: Path) -> None:
+    answer = predict(EXAMPLE.parent / source, platform)
+    answer.trace(tmp_path / "timeline.json.gz")
+    again = predict(tmp_path / "timeline.json.gz")
+    assert again.step_time_ms == pytest.approx(answer.step_time_ms, rel=0.002)
+    assert len(again.ranks) == len(answer.ranks)
+    named = {program.device_name for program in again.workload.programs}
+    assert named == {"NVIDIA H200" if platform is None else platform.split("x", 1)[1].removesuffix("-loopback")}

@@ -300,4 +300,4 @@ def table_of(rows: Sequence[Document]) -> pa.Table:
 def _write_trace(step: PredictedStep, path: str | Path) -> None:
     from steptime._report.chrome import write_chrome_trace
 
-    write_chrome_trace(step.timeline, Path(path))
+    write_chrome_trace(step.timeline, Path(path), step.workload, profiled=step.profiled)

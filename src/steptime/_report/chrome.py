@@ -20,7 +20,10 @@ import numpy.typing as npt
 
 from steptime._files import output
 from steptime._ops.families import WorkFamily, work_families
+from steptime._program.formats import saved
 from steptime._program.program import CallKind, Program, WorkKind
+from steptime._program.workload import Workload
+from steptime._report.played import played_workload
 from steptime._sim.core.timing import CohortTimeline, Timeline
 from steptime._sim.explain.critical_path import short_kernel_name
 from steptime._units import NS_PER_MS, NS_PER_US
@@ -36,10 +39,17 @@ FIRST_STREAM_LANE = 1_000
 STEP_MARKS = (CallKind.STEP_BEGIN, CallKind.STEP_END)
 
 
-def write_chrome_trace(timeline: Timeline, file: Path) -> None:
-    """Write the first scenario of a timeline; compressed if the name ends in .gz."""
+def write_chrome_trace(timeline: Timeline, file: Path, workload: Workload | None = None, *, profiled: bool = False) -> None:
+    """Write the first scenario of a timeline; compressed if the name ends in .gz.
+
+    With the workload it is of, the file can be read again as a run of it.
+    """
+    played = ""
+    if workload is not None:
+        run = played_workload(workload, timeline, _origin(timeline), profiled=profiled)
+        played = f'"played":{saved.encode(run, file).decode()},'
     with output(file) as unfinished, _writer(unfinished, packed=file.name.endswith(".gz")) as out:
-        out.write('{"displayTimeUnit":"ms","traceEvents":[')
+        out.write('{"displayTimeUnit":"ms",' + played + '"traceEvents":[')
         separator = "\n"
         for event in events(timeline):
             out.write(separator + event)

@@ -81,7 +81,7 @@ def validate(
         Argument(
             metavar="SET",
             help="kernels (the default), lookups, collectives, waiting, overlap, device-time, memory, steps, intervals, "
-            "sharding, committed, visit, power or zoo.",
+            "sharding, committed, visit, power, recordings or zoo.",
             show_default=False,
         ),
     ] = None,
@@ -111,7 +111,8 @@ def validate(
         Option(
             "--rows",
             metavar="FILE",
-            help="Timed by others; collectives: CSV (gpu, nodes, ranks, op, bytes, us, nccl), intervals: JSON.",
+            help="Timed by others; collectives: CSV (gpu, nodes, ranks, op, bytes, us, nccl), intervals: JSON, "
+            "recordings: a folder of runs.",
         ),
     ] = None,
     leave_out: Annotated[
@@ -184,13 +185,19 @@ def _check_options(what: str, *, of_steps: bool, explain: bool, refit: bool) -> 
 
 
 def _timed(what: str, rows: Path, fabric: str, models: Path | None, leave_out: bool) -> Validation:
-    """A fabric on collectives that others timed."""
+    """A fabric on collectives that others timed, or recorded runs."""
+    if what == "recordings":
+        from steptime_lab.validate.recordings import validate_recordings
+
+        return validate_recordings(rows)
     from steptime._platforms.fabric import Fabric
     from steptime_lab.measurements.timed_collectives import read_timed_collectives
     from steptime_lab.validate.timed_collectives import validate_timed
 
     if what != "collectives" or models is not None:
-        raise InputError("--rows FILE is for validate collectives, with --fabric and without --models, and for intervals")
+        raise InputError(
+            "--rows FILE is for validate collectives, with --fabric and without --models, for intervals and recordings"
+        )
     return validate_timed(Fabric.load(fabric), read_timed_collectives(rows), leave_out=leave_out)
 
 

@@ -34,6 +34,7 @@ from steptime_lab.validate.kernels import validate_kernels
 from steptime_lab.validate.lookups import validate_lookups
 from steptime_lab.validate.memory import validate_memory
 from steptime_lab.validate.power import validate_power
+from steptime_lab.validate.recordings import validate_recordings
 from steptime_lab.validate.sharding.sharding import validate_sharding
 from steptime_lab.validate.steps.steps import validate_steps
 from steptime_lab.validate.zoo.zoo import validate_zoo
@@ -153,5 +154,6 @@ SETS: dict[str, Callable[[Models], Validation]] = {
     "intervals": _shipped_alone("intervals", validate_home),
     "visit": _shipped_alone("visit", validate_visit),
     "power": _shipped_alone("power", validate_power),
+    "recordings": _shipped_alone("recordings", validate_recordings),
     "zoo": _shipped_alone("zoo", validate_zoo),
 }

@@ -231,6 +231,12 @@ _SavedWorkload: Any = msgspec.defstruct(
 _SavedVersion: Any = msgspec.defstruct("_SavedVersion", [(KEY, int)])
 
 
+class _Drawn(msgspec.Struct):
+    """A timeline that `--trace` wrote, with what was played in it."""
+
+    played: msgspec.Raw = msgspec.Raw(b"")
+
+
 def write(workload: Workload, path: Path) -> None:
     """Save as one file where the path ends in `.json` or `.json.gz`, else as a folder with one file per rank."""
     if path.name.endswith(_SUFFIXES):
@@ -263,23 +269,28 @@ def joined(parts: Sequence[tuple[str, Workload]]) -> Workload:
     return replace(first, programs=tuple(programs))
 
 
-def _write_file(workload: Workload, programs: Sequence[Program], path: Path) -> None:
-    chosen = replace(workload, programs=tuple(programs))
-    values = {name: getattr(chosen, name) for name in _WORKLOAD}
+def encode(workload: Workload, path: Path) -> bytes:
+    """The workload as JSON; `path` is where it is to go."""
+    values = {name: getattr(workload, name) for name in _WORKLOAD}
     document = {KEY: VERSION}
     for name, value in values.items():
         if name not in _OPTIONAL or value != _OPTIONAL[name]:
             document[name] = _WORKLOAD[name].plain(value)
     try:
-        data = msgspec.json.encode(document) + b"\n"
+        return msgspec.json.encode(document)
     except (UnicodeEncodeError, OverflowError) as error:
         raise InputError(f"{path}: cannot be written as JSON ({error})") from error
+
+
+def _write_file(workload: Workload, programs: Sequence[Program], path: Path) -> None:
+    data = encode(replace(workload, programs=tuple(programs)), path) + b"\n"
     write_output(path, gzip.compress(data, mtime=0) if path.name.endswith(".gz") else data)
 
 
 def decode(data: bytes, source: str) -> Workload:
     """The workload in the decompressed bytes of one file."""
     try:
+        data = bytes(msgspec.json.decode(data, type=_Drawn).played) or data
         version = getattr(msgspec.json.decode(data, type=_SavedVersion), KEY)
         if version not in _READABLE:
             raise InputError(f"saved in version {version}, this steptime reads 1 to {VERSION}; use a matching steptime")

@@ -20,13 +20,15 @@ from steptime._hardware.description import ValueRange, read_toml
 from steptime._program.program import Program
 from steptime._program.workload import Workload
 from steptime._sim.core.timing import Cohort, Nanoseconds
-from steptime._sim.recorded.replay import ops_begun
+from steptime._sim.recorded.replay import ops_begun, period_ms
 from steptime._sim.recorded.timing import Recorded, recorded
 
 FILE = Path(steptime.__file__).parent / "data" / "profiler.toml"
 SCHEMA_VERSION = 1
 _COST = ValueRange(0, 1e9, "nanoseconds")
 _FEWEST = 5  # calls of an op that say how long it takes
+# A step that gets shorter by more than to this share of it is one that its host bounds.
+_HOST_BOUND = 0.9
 
 
 @dataclass(frozen=True)
@@ -79,14 +81,28 @@ def run_timings(workload: Workload, *, profiled: bool) -> Recorded:
 def unprofiled(inputs: Recorded, times: float = 1.0, costs: ProfilerCosts | None = None) -> Recorded:
     """The timings of a run as it is without a profiler; `times` as much is left of host times as is usual."""
     costs = costs or profiler_costs()
-    cohorts, late = [], []
-    for cohort, late_ns in zip(inputs.cohorts, inputs.late_ns, strict=True):
-        host_pace = pace(cohort.program, costs)
-        result = _graphs(_host(cohort, min(times * costs.left_at(host_pace), 1.0), costs.per_event_ns * host_pace), costs)
-        cohorts.append(result)
-        # Ranks without a trace were recorded too.
-        late.append(np.rint(late_ns * _host_ns(result) / max(_host_ns(cohort), 1)).astype(np.int64))
-    return replace(inputs, cohorts=tuple(cohorts), late_ns=tuple(late))
+    cohorts = [_without(cohort, times, costs) for cohort in inputs.cohorts]
+    result = replace(inputs, cohorts=tuple(cohorts))
+    return result if not any(late_ns.any() for late_ns in inputs.late_ns) else _sooner(inputs, result)
+
+
+def _without(cohort: Cohort, times: float, costs: ProfilerCosts) -> Cohort:
+    if not cohort.program.meta.get("profiled", True):
+        return cohort
+    host_pace = pace(cohort.program, costs)
+    return _graphs(_host(cohort, min(times * costs.left_at(host_pace), 1.0), costs.per_event_ns * host_pace), costs)
+
+
+def _sooner(inputs: Recorded, result: Recorded) -> Recorded:
+    """Ranks without a trace were recorded too: where the host bounds the step, they come as much sooner as it got quicker."""
+    nobody = tuple(np.zeros_like(late_ns) for late_ns in inputs.late_ns)
+    shorter = period_ms(replace(result, late_ns=nobody)) / max(period_ms(replace(inputs, late_ns=nobody)), 1e-9)
+    by_device = min(max((shorter - _HOST_BOUND) / (1.0 - _HOST_BOUND), 0.0), 1.0)
+    late = []
+    for before, after, late_ns in zip(inputs.cohorts, result.cohorts, inputs.late_ns, strict=True):
+        left = _host_ns(after) / max(_host_ns(before), 1)
+        late.append(np.rint(late_ns * (left + (1.0 - left) * by_device)).astype(np.int64))
+    return replace(result, late_ns=tuple(late))
 
 
 def _host(cohort: Cohort, left: float, per_event_ns: float) -> Cohort:

@@ -42,6 +42,8 @@ _STEP_NUMBER = re.compile(r"#(\d{1,9})(?!\d)")
 # A bare array of events, or a header whose process groups are so many that the events begin beyond what is looked at.
 _OPENING = re.compile(rb'\s*(?:\[\s*\{\s*"(?:ph|name|cat)"|\{\s*"schemaVersion"\s*:\s*\d)')
 
+# A timeline of ours, which holds what was played as a saved workload.
+_DRAWN = b'{"displayTimeUnit":"ms","played":'
 _IGNORED = -1
 _RECORD = 100  # event records are only needed to resolve what a wait refers to
 # What a runtime call does, by its name (CUDA runtime, CUDA driver and HIP alike); the first that fits wins.
@@ -358,7 +360,7 @@ def _match(correlation: IntColumn, calls: IntColumn, launch: npt.NDArray[np.bool
 
 
 def _recognises(head: bytes, name: str) -> bool:
-    if name.endswith((".et", ".et.gz")):
+    if name.endswith((".et", ".et.gz")) or head.startswith(_DRAWN):
         return False
     return b'"traceEvents"' in head or bool(_OPENING.match(head))
 
