@@ -11,7 +11,7 @@ import pytest
 
 from steptime._build.config import read_dlrm_config
 from steptime._build.dlrm.config import Overrides, dlrm_of
-from steptime._build.dlrm.model import DENSE_OPTIMIZERS, EXCHANGE_DTYPES, INTERACTIONS, PRECISIONS, Dlrm
+from steptime._build.dlrm.model import DENSE_OPTIMIZERS, EXCHANGE_DTYPES, INTERACTIONS, PRECISIONS, PREFETCHES, Dlrm
 from steptime._lookups import saved
 from steptime._lookups.estimated import expected_statistics
 from steptime._lookups.generators import Generator
@@ -109,6 +109,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (config(precision="bf16"), 'precision "bf16" is for fused = true; "bf16-autocast" is PyTorch\'s'),
     (config(dense_optimizer="adamw"), "dense_optimizer is 'adamw'"),
     (config(exchange_precision="int8"), "exchange_precision is 'int8'"),
+    (config(prefetch=True), 'prefetch is True; expected "none" or "lookups"'),
     (config(cross_rank=8), 'cross_rank is for interaction "dcnv2"; drop it, or interaction = "dcnv2"'),
     (config(cross_layers=2, interaction="cat"), 'cross_layers is for interaction "dcnv2"'),
     (config(cross_layers=0, interaction="dcnv2"), "cross_layers is 0; expected a whole number of 1 or more"),
@@ -181,6 +182,7 @@ CHOSEN: dict[str, tuple[Any, ...]] = {
     "interaction": INTERACTIONS,
     "dense_optimizer": DENSE_OPTIMIZERS,
     "exchange_precision": tuple(EXCHANGE_DTYPES),
+    "prefetch": PREFETCHES,
     "cross_layers": (1, 2, 5),
     "cross_rank": (1, 7, 64),
     "ranks": (1, 2, 4),

@@ -8,7 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.waits import needed_by_nobody
 
-from steptime._build.dlrm.model import DENSE_OPTIMIZERS, INTERACTIONS, LOOKUPS, LOSSES, OPTIMIZERS, PRECISIONS, Dlrm, Table
+from steptime._build.dlrm.model import (
+    AUTOCAST,
+    DENSE_OPTIMIZERS,
+    EXCHANGE_DTYPES,
+    INTERACTIONS,
+    LOOKUPS,
+    LOSSES,
+    OPTIMIZERS,
+    PREFETCHES,
+    Dlrm,
+    Table,
+)
 from steptime._build.dlrm.step import parameter_count, top_width
 from steptime._build.dlrm.workload import dlrm_workload
 from steptime._lookups.generators import Generator
@@ -39,8 +50,10 @@ def jobs(draw: st.DrawFn) -> tuple[Dlrm, Workload]:
         optimizer=draw(st.sampled_from(OPTIMIZERS)),
         interaction=interaction,
         loss=draw(st.sampled_from(LOSSES)),
-        precision=draw(st.sampled_from(PRECISIONS)),
+        precision=draw(st.sampled_from(("fp32", "tf32", *AUTOCAST))),
         dense_optimizer=draw(st.sampled_from(DENSE_OPTIMIZERS)),
+        prefetch=draw(st.sampled_from(PREFETCHES)),
+        exchange_precision=draw(st.sampled_from(list(EXCHANGE_DTYPES))),
         cross_layers=draw(st.integers(1, 3)),
         cross_rank=draw(st.none() | st.integers(2, 8)),
     )

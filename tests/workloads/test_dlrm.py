@@ -256,3 +256,22 @@ def test_a_plan_that_leaves_a_table_without_a_rank_is_refused(plan: dict[str, in
     case = replace(_cases()["embedding_bag-dot-alternating"], plan=plan)
     with pytest.raises(InputError, match="plan"):
         dlrm.build(case, OneOfTwo(0), CPU)
+
+
+def test_lookups_ahead_see_rows_before_the_step_between_updates_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dlrm, "LEARNING_RATE", LEARNING_RATE)
+    model = replace(dlrm._small("table_batched", "cat", 8), prefetch="lookups")
+    step = build(Case("dlrm", "ahead", model.to_dict(), "fp32", 8, 1), Alone(), CPU)
+    assert isinstance(step, dlrm.DlrmStep) and step.ahead is not None
+    before = [weight.clone() for weight in step.tables.weights()]
+    step()
+    assert step.ahead.started is not None
+    after = step.tables.weights()
+    assert any((now != then).any() for now, then in zip(after, before, strict=True))
+    bags = [table.generator.bags(8, 1) for table in model.tables]
+    stale = [
+        torch.stack([weight[found.indices[a:b]].sum(0) for a, b in zip(found.offsets, found.offsets[1:], strict=False)])
+        for weight, found in zip(before, bags, strict=True)
+    ]
+    torch.testing.assert_close(step.ahead.started[0].detach(), torch.cat(stale, 1))
+    step.close()

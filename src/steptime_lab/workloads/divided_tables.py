@@ -63,14 +63,22 @@ class RankTables:
 
     def start(self, iteration: int) -> list[torch.Tensor]:
         """Looks everything up, and starts to send what other ranks need; what is returned is only for `finish`."""
+        return [*self.start_shared(iteration), *self.look_up_copies(iteration)]
+
+    def start_shared(self, iteration: int) -> list[torch.Tensor]:
+        """The same for tables that ranks share, copies left out."""
         started = []
         for tables, exchange in self._groups:
             pooled = tables(iteration)
             started.append(pooled if exchange is None else exchange.start(pooled))
-        if self._copies is not None and self._copied is not None:
-            self._copies.clear()
-            started.append(self._copied(iteration))
         return started
+
+    def look_up_copies(self, iteration: int) -> list[torch.Tensor]:
+        """Sums of this rank's own samples, of tables that it has copies of."""
+        if self._copies is None or self._copied is None:
+            return []
+        self._copies.clear()
+        return [self._copied(iteration)]
 
     def finish(self, started: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Columns of all tables, of this rank's samples."""

@@ -41,7 +41,8 @@ class Exchange:
         self.sent = [local_batch * self.widths[rank]] * len(self.widths)
         self.received = [local_batch * width for width in self.widths]
         self.shape = (local_batch * len(self.widths), self.widths[rank])  # of what this rank looks up
-        self.work: Any = None
+        self.work: Any = None  # forward: what is sent of a batch ahead is on its way while gradients of this one come back
+        self.back: Any = None
         self.gradient: torch.Tensor | None = None
 
     def start(self, pooled: torch.Tensor) -> torch.Tensor:
@@ -72,8 +73,8 @@ class _Start(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor | None, None]:
         exchange: Exchange = ctx.exchange
-        exchange.work.wait()
-        gradient, exchange.gradient, exchange.work = exchange.gradient, None, None
+        exchange.back.wait()
+        gradient, exchange.gradient, exchange.back = exchange.gradient, None, None
         return None if gradient is None else decoded(gradient), None
 
 
@@ -93,7 +94,7 @@ class _Finish(torch.autograd.Function):
             place.copy_(gradient)
         sent = encoded(flat, exchange.dtype)
         exchange.gradient = sent.new_empty(exchange.shape)
-        exchange.work = dist.all_to_all_single(
+        exchange.back = dist.all_to_all_single(
             exchange.gradient.view(-1), sent, exchange.sent, exchange.received, async_op=True
         )
         # The engine wants a gradient of this shape; the real one is on its way, and `_Start` takes it up.

@@ -19,7 +19,8 @@ class RowExchange:
 
     def __init__(self, ranks: int, local_batch: int, dtype: torch.dtype = torch.float32) -> None:
         self.ranks, self.local_batch, self.dtype = ranks, local_batch, dtype
-        self.work: Any = None
+        self.work: Any = None  # forward: what is sent of a batch ahead is on its way while gradients of this one come back
+        self.back: Any = None
         self.gradient: torch.Tensor | None = None
 
     def start(self, partial: torch.Tensor) -> torch.Tensor:
@@ -44,8 +45,8 @@ class _Start(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor | None, None]:
         exchange: RowExchange = ctx.exchange
-        exchange.work.wait()
-        gradient, exchange.gradient, exchange.work = exchange.gradient, None, None
+        exchange.back.wait()
+        gradient, exchange.gradient, exchange.back = exchange.gradient, None, None
         return None if gradient is None else decoded(gradient), None
 
 
@@ -62,6 +63,6 @@ class _Finish(torch.autograd.Function):
         exchange: RowExchange = ctx.exchange
         own = encoded(gradients[0].contiguous(), exchange.dtype)
         exchange.gradient = own.new_empty(exchange.ranks * exchange.local_batch, own.shape[1])
-        exchange.work = dist.all_gather_into_tensor(exchange.gradient, own, async_op=True)
+        exchange.back = dist.all_gather_into_tensor(exchange.gradient, own, async_op=True)
         # The engine wants a gradient of this shape; the real one is on its way, and `_Start` takes it up.
         return own, None

@@ -27,7 +27,7 @@ FUSED = {"bf16": "bfloat16", "fp16": "float16"}
 
 PRECISIONS = ("fp32", "tf32", *AUTOCAST)
 EXCHANGE_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-PREFETCHES = ("none",)
+PREFETCHES = ("none", "lookups")
 MOST_BATCH = 1 << 24
 """Of all ranks: bags are counted one by one, and no training step has more samples."""
 
@@ -101,7 +101,7 @@ class Dlrm:
     exchange_precision: str = "fp32"  # what lookups and their gradients are sent in
     fused: bool = False  # dense layers in 16 bits, with all that is not a product fused into products
     cuda_graph: bool = False  # the step is captured once and replayed
-    prefetch: str = "none"  # what of the next batch runs beside this one: none | inputs | lookups
+    prefetch: str = "none"  # what of the next batch runs beside this one: none | lookups
 
     def state_bytes(self, table: Table) -> int:
         """Of the optimiser, for one of the tables or a slice of one."""

@@ -41,6 +41,8 @@ class LocalTables:
     by_node: tuple[LocalTable, ...] = ()  # its shares of tables whose rows the ranks of its node share
 
 
+_AHEAD = 1  # the stream of lookups for the next batch
+
 # Steps that are kept, each with what was derived from it: one model is predicted on many platforms, or under many calibrations.
 _KEPT = 16
 
@@ -62,6 +64,7 @@ class _Step:
     def __init__(self, tape: Tape, model: Dlrm, local: LocalTables, widths: Sequence[int], nodes: Nodes | None) -> None:
         emit, ranks = tape.emit, len(widths)
         self._tape, self._model = tape, model
+        self._late_waits: list[tuple[int, str]] = []  # collectives and their groups
         samples, sent = model.batch // ranks, model.sent_dtype
         self._sharded: list[tuple[TableOps, ColumnExchangeOps | RowExchangeOps | NodeExchangeOps | None]] = []
         if any(widths):
@@ -94,23 +97,58 @@ class _Step:
         self._dense.update(scaler)
         for tables in (*self._copies, *(sharded for sharded, _ in self._sharded)):
             tables.update()
+        for number, group in self._late_waits:
+            emit.wait(number, group)
 
     def _bottom_and_lookups(self) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The bottom MLP while rows are exchanged; what it meets then: columns of ranks, sums of rows, and of copies."""
+        if self._model.prefetch == "lookups":
+            blocks, copied = self._looked_up_ahead(), self._look_up_copies()
+            return self._dense.bottom(self._inputs), (*blocks, *copied)
+        started, copied = self._start(), self._look_up_copies()
+        dense = self._dense.bottom(self._inputs)
+        return dense, (*self._finish(started), *copied)
+
+    def _start(self) -> list[Tensor]:
+        """Lookups in tables that ranks share, and what they send on its way."""
         started = []
         for tables, exchange in self._sharded:
             tables.clear()
             pooled = tables.look_up()
             started.append(pooled if exchange is None else exchange.start(pooled))
+        return started
+
+    def _finish(self, started: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        blocks: list[Tensor] = []
+        for (_, exchange), tensor in zip(self._sharded, started, strict=True):
+            blocks += [tensor] if exchange is None else exchange.finish(tensor)
+        return tuple(blocks)
+
+    def _look_up_copies(self) -> list[Tensor]:
         copied = []
         for copies in self._copies:
             copies.clear()
             copied.append(copies.look_up())
-        dense = self._dense.bottom(self._inputs)
-        blocks: list[Tensor] = []
-        for (_, exchange), tensor in zip(self._sharded, started, strict=True):
-            blocks += [tensor] if exchange is None else exchange.finish(tensor)
-        return dense, (*blocks, *copied)
+        return copied
+
+    def _looked_up_ahead(self) -> tuple[Tensor, ...]:
+        """What the step before looked up and sent for this batch; the same for the next one begins on a stream of its own.
+
+        To wait for a collective of the step before where a step begins is to wait for this step's where it ends, so that these
+        waits stand there.
+        """
+        emit = self._tape.emit
+        emit.follow(0, _AHEAD)
+        first, emit.muted = emit.collectives, True
+        started = self._start()
+        emit.muted = False
+        with emit.waits_put_off() as waits:
+            blocks = self._finish(started)
+        since = emit.collectives - first
+        with emit.on_stream(_AHEAD):
+            self._start()
+        self._late_waits = [(number + since, group) for number, group in waits]
+        return blocks
 
 
 class _Dense:

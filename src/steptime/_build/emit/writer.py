@@ -32,7 +32,7 @@ from steptime._ops.catalogue import ATEN
 from steptime._ops.operations import PRODUCTS
 from steptime._program.collectives import WAIT
 from steptime._program.execution import COMM_NODE, Comm, ExecutionTrace, Node, ProcessGroup, to_program
-from steptime._program.program import DEFAULT_SWITCHES, Program, Signature, Switches, Tensor, Value
+from steptime._program.program import DEFAULT_SWITCHES, CallKind, Program, Signature, StreamOrder, Switches, Tensor, Value
 from steptime._units import dtype_bytes
 
 MAIN_THREAD, BACKWARD_THREAD = 1, 2
@@ -110,7 +110,9 @@ class Writer:
         self._collectives = 0
         self._views: set[int] = set()
         self._inside = _Inside(self)
-        self.muted = False  # nothing is written: what recomputation leaves out
+        self.muted = False  # nothing is written: what recomputation leaves out, and what the step before did
+        self._orders: list[StreamOrder] = []
+        self._put_off: list[tuple[int, str]] | None = None
         if world_size > 1:
             self.write("## process_group:init ##")
 
@@ -243,6 +245,28 @@ class Writer:
         yield
         self._thread, self._open = before
 
+    # Streams; 0 is where compute is
+
+    @contextmanager
+    def on_stream(self, stream: int) -> Iterator[None]:
+        """What is written inside is launched on another stream, which waits for what compute was given so far."""
+        self.follow(stream, 0)
+        self._orders.append(StreamOrder(len(self._nodes), int(CallKind.LAUNCH), stream))
+        yield
+        self._orders.append(StreamOrder(len(self._nodes), int(CallKind.LAUNCH), 0))
+
+    def follow(self, stream: int, of: int) -> None:
+        """`stream.wait_stream(of)`; what `of` is only given later, the step before gave it."""
+        here = len(self._nodes)
+        self._orders.append(StreamOrder(here, int(CallKind.STREAM_WAIT), stream, of, here))
+
+    @contextmanager
+    def waits_put_off(self) -> Iterator[list[tuple[int, str]]]:
+        """Collectives that are waited for inside, with their groups, instead of what waits for them."""
+        self._put_off = []
+        yield self._put_off
+        self._put_off = None
+
     def next_sequence(self) -> int:
         """Takes the next number of autograd's counter."""
         self.sequence += 1
@@ -291,6 +315,9 @@ class Writer:
 
     def wait(self, number: int, group: str = GROUP) -> None:
         """Makes the stream that computes wait for a collective."""
+        if self._put_off is not None:
+            self._put_off.append((number, group))
+            return
         named = self._groups[group]
         recorded = ((number, False), (named.name, named.description), self.rank, WAIT, (), (), -1, -1, 1)
         # A wait is recorded with no tensor, and PyTorch writes the dtype of none as Byte.
@@ -337,7 +364,13 @@ class Writer:
     def program(self) -> Program:
         """What was written, as the program of the rank: ops and collectives, no times, no kernels."""
         result = f"{self.source or 'a step'}: built, never run; its kernels and times need models of a device and a host"
-        return replace(to_program(self.trace(), rank=self.rank, world_size=self.world_size), warnings=(result,))
+        program = to_program(self.trace(), rank=self.rank, world_size=self.world_size)
+        return replace(program, warnings=(result,), orders=tuple(self._orders))
+
+    @property
+    def collectives(self) -> int:
+        """How many were called so far."""
+        return self._collectives
 
     def _next_id(self) -> int:
         self._id += 1

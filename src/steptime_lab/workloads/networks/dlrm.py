@@ -25,6 +25,7 @@ from steptime.errors import InputError
 from steptime_lab.workloads.case import Case, GroupLike, Workload
 from steptime_lab.workloads.cross_layers import CrossLayers
 from steptime_lab.workloads.divided_tables import RankTables
+from steptime_lab.workloads.prefetch import AheadTables
 from steptime_lab.workloads.shared_buffers import shared_buffers
 from steptime_lab.workloads.training import BATCHES, Tf32, data_parallel, precision, random_source
 
@@ -64,6 +65,7 @@ class DlrmStep:
         buffers = shared_buffers(device)
         scaled = model.precision == "fp16-autocast" and model.optimizer == "sgd"
         self.tables = RankTables(model, plan, group, buffers, LEARNING_RATE / (LOSS_SCALE if scaled else 1.0))
+        self.ahead = AheadTables(self.tables, device) if model.prefetch == "lookups" else None
         self.dense = _dense(model, group, device)
         self.batches = BATCHES
         self._local = [table for table in model.tables if plan.placements[table.name].ranks[0] == group.rank]
@@ -104,9 +106,14 @@ class DlrmStep:
             self.tables.update()
 
     def _forward(self, number: int) -> torch.Tensor:
-        started = self.tables.start(number)
-        dense = self.dense.bottom(self.inputs[number])
-        return torch.sigmoid(self.dense.top(self._interact(dense, self.tables.finish(started))))
+        if self.ahead is not None:
+            blocks = self.ahead(number, (number + 1) % BATCHES)
+            dense = self.dense.bottom(self.inputs[number])
+        else:
+            started = self.tables.start(number)
+            dense = self.dense.bottom(self.inputs[number])
+            blocks = self.tables.finish(started)
+        return torch.sigmoid(self.dense.top(self._interact(dense, blocks)))
 
     def lookups(self, iteration: int) -> list[Statistics]:
         """What all ranks look up in that iteration, in table order, in tables of which the first shard is here."""
@@ -118,7 +125,7 @@ class DlrmStep:
         self.inputs.clear()
         self.labels.clear()
         self.tables.close()
-        del self.tables, self.dense
+        del self.tables, self.ahead, self.dense
 
 
 class Interaction:
