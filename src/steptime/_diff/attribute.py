@@ -78,7 +78,7 @@ class Difference:
         return self.after.step_time_ms - self.before.step_time_ms
 
 
-class _Side:
+class _ComparedStep:
     """One of the two steps, with what of it is in the other."""
 
     def __init__(self, step: PredictedStep) -> None:
@@ -98,7 +98,7 @@ class _Side:
 
 def difference(before: PredictedStep, after: PredictedStep) -> Difference:
     """What makes the second step longer or shorter than the first."""
-    one, other = _Side(before), _Side(after)
+    one, other = _ComparedStep(before), _ComparedStep(after)
     here = [_Matched(one, at, other) for at in range(len(one.cohorts))]
     there = [_Matched(other, at, one) for at in range(len(other.cohorts))]
     parts: dict[str, float] = {}
@@ -121,7 +121,7 @@ def _found(each: _Matched) -> Mask:
 class _Matched:
     """One cohort, and per unit what the other side says of it."""
 
-    def __init__(self, side: _Side, at: int, other: _Side) -> None:
+    def __init__(self, side: _ComparedStep, at: int, other: _ComparedStep) -> None:
         self.cohort, self.units, self.families = side.cohorts[at], side.units[at], side.families[at]
         partner = other.of_rank(self.cohort.ranks[0])
         self.to: Rows = matched(self.units, other.units[partner])
@@ -176,7 +176,7 @@ def _sums(unit: Rows, values: Floats, count: int) -> Floats:
 _Stage = tuple[str, Cohorts]
 
 
-def _book(side: _Side, stages: Iterator[_Stage], parts: dict[str, float], *, sign: float) -> None:
+def _book(side: _ComparedStep, stages: Iterator[_Stage], parts: dict[str, float], *, sign: float) -> None:
     """Books what every stage changes of the step."""
     last = side.period_ms(side.cohorts)
     for name, cohorts in stages:
@@ -186,7 +186,7 @@ def _book(side: _Side, stages: Iterator[_Stage], parts: dict[str, float], *, sig
         last = now
 
 
-def _to_other(side: _Side, here: Sequence[_Matched]) -> Iterator[_Stage]:
+def _to_other(side: _ComparedStep, here: Sequence[_Matched]) -> Iterator[_Stage]:
     """The first step with the second's times, stage by stage."""
     cohorts = side.cohorts
     for family, label in _FAMILIES.items():
@@ -233,7 +233,7 @@ def _sorted(parts: Mapping[str, float]) -> dict[str, float]:
     return dict(sorted(parts.items(), key=lambda part: (-abs(part[1]), part[0])))
 
 
-def _ops(one: _Side, other: _Side) -> list[OpDifference]:
+def _ops(one: _ComparedStep, other: _ComparedStep) -> list[OpDifference]:
     """Time by the names of units, most changed first."""
     families: dict[str, str] = {}
     before, after = _by_name(one, families), _by_name(other, families)
@@ -242,7 +242,7 @@ def _ops(one: _Side, other: _Side) -> list[OpDifference]:
     return sorted(rows, key=lambda row: (-max(abs(row.device_ms), abs(row.host_ms)), row.name))
 
 
-def _by_name(side: _Side, families: dict[str, str]) -> dict[str, OpTime]:
+def _by_name(side: _ComparedStep, families: dict[str, str]) -> dict[str, OpTime]:
     """Name of units -> what they take; notes the family of each."""
     sums: dict[str, list[float]] = {}
     for cohort, units, family in zip(side.cohorts, side.units, side.families, strict=True):

@@ -10,6 +10,8 @@ from steptime._program.program import IntColumn, Program
 Floats = npt.NDArray[np.float64]
 
 HOST_CODE = "Python and other host code"
+# Shorter stretches outside ops are what calling them from Python takes.
+CALLING_NS = 50_000
 # Frames of libraries around Python, not ops.
 _FRAMES = ("FSDP::",)
 
@@ -19,15 +21,26 @@ def outside_ops(program: Program) -> Floats:
 
     Labels that a user or a class gives are no ops: what is in them and in no op of a library is Python too.
     """
+    return _kept(program)[0]
+
+
+def long_outside_ops(program: Program) -> Floats:
+    """The same where it is more than what calling an op from Python takes: code that a script has beside its ops."""
+    share, spent_ns = _kept(program)
+    return np.where(spent_ns > CALLING_NS, share, 0.0)
+
+
+def _kept(program: Program) -> tuple[Floats, Floats]:
     if outside_ops not in program.derived:
         program.derived[outside_ops] = _outside(program)
-    result: Floats = program.derived[outside_ops]
+    result: tuple[Floats, Floats] = program.derived[outside_ops]
     return result
 
 
-def _outside(program: Program) -> Floats:
+def _outside(program: Program) -> tuple[Floats, Floats]:
+    """Per call how much of the host work before it is in no op, as a share and in nanoseconds."""
     calls, ops = program.calls, program.ops
-    result = np.zeros(len(calls))
+    result, spent_ns = np.zeros(len(calls)), np.zeros(len(calls))
     library = np.array(["::" in name and not name.startswith(_FRAMES) for name in program.names], dtype=bool)
     for thread in range(len(program.threads)):
         rows = np.flatnonzero((calls.thread == thread) & (calls.start_ns >= 0))
@@ -42,7 +55,8 @@ def _outside(program: Program) -> Floats:
             ops.start_ns[spans], ops.end_ns[spans], since
         )
         result[rows[1:]] = 1.0 - inside / np.maximum(until - since, 1)
-    return np.where(result > 0, result, 0.0)
+        spent_ns[rows[1:]] = until - since - inside
+    return np.where(result > 0, result, 0.0), spent_ns
 
 
 def _covered(start_ns: IntColumn, end_ns: IntColumn, at_ns: IntColumn) -> IntColumn:

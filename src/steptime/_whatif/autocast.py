@@ -39,11 +39,11 @@ class Autocast:
 
     def made(self, cohort: Cohort) -> tuple[Cohort, bool]:
         """The cohort with products in bfloat16, and whether there was one to change."""
-        before = self.models.op_times_ns(self.program)
-        after = self.models.op_times_ns(rewritten(self.program, _narrowed))
-        products = self._products() & (before > 0) & (before != after)
+        before = self.models.op_times(self.program)
+        after_ns = self.models.op_times(rewritten(self.program, _narrowed)).time_ns
+        products = self._products() & (before.time_ns > 0) & (before.time_ns != after_ns)
         casts_ns, casts = self._casts(products)
-        changed = with_op_times(cohort, before, after + casts_ns)
+        changed = with_op_times(cohort, before, after_ns + casts_ns)
         cast = self.models.host.op(_CAST)[0]
         host_ns = STEP.time_ns(HostCost(cast.cpu_ns, self.models.host.launch_ns)) * casts
         return _with_host(changed, host_ns), bool(products.any())

@@ -26,14 +26,14 @@ _PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}
 
 
 @dataclass(frozen=True)
-class Batch:
+class SampleDimensions:
     """How the shapes of a program depend on its batch."""
 
     size: int
     parameters: frozenset[Shape]
 
     @classmethod
-    def of(cls, change: Change, program: Program) -> Batch:
+    def of(cls, change: Change, program: Program) -> SampleDimensions:
         """What a program says about it."""
         parameters = frozenset(_parameters(program))
         size = _common(_first_dimensions(program, parameters))

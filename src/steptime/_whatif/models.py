@@ -6,6 +6,7 @@ and their ratio multiplies what was recorded: what they are off by on this machi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -13,6 +14,7 @@ from functools import cache
 import numpy as np
 
 from steptime._hardware.device import device_named
+from steptime._models.estimate import Estimate
 from steptime._models.host.model import HostModel, read_host
 from steptime._platforms.device import Device
 from steptime._platforms.platform import Platform
@@ -20,6 +22,8 @@ from steptime._program.one_step import OneStep
 from steptime._program.program import Program, Signature
 from steptime._sim.core.timing import Cohort
 from steptime._sim.modelled.device_work import device_work
+from steptime._sim.prediction import NINE_OF_TEN
+from steptime._whatif.draws import with_errors
 from steptime._whatif.edits import Floats, scaled_works
 from steptime._whatif.grammar import Change, error
 
@@ -46,12 +50,27 @@ class Models:
             raise error(change.text, f"needs models of the device, and {what}; give --platform NAME")
         return cls(_device(limits.name), read_host(HOST))
 
-    def op_times_ns(self, program: Program) -> Floats:
-        """Per op, what its own launches take on the device; 0 for ops that another one answers for, or that launch nothing."""
-        times = np.zeros(len(program.ops))
+    def op_times(self, program: Program) -> OpTimes:
+        """What the launches of every op take on the device."""
+        time_ns, spread = np.zeros(len(program.ops)), np.zeros(len(program.ops))
         for work in device_work([OneStep(program)], self.device)[0].works:
-            times[work.op] += work.estimate.time_ns
-        return times
+            time_ns[work.op] += work.estimate.time_ns
+            spread[work.op] = log_error(work.estimate)
+        return OpTimes(time_ns, spread)
+
+
+@dataclass(frozen=True, eq=False)
+class OpTimes:
+    """Per op: nanoseconds (0 where another op answers for it, or it launches nothing), and the error of their logarithm."""
+
+    time_ns: Floats
+    error: Floats
+
+
+def log_error(estimate: Estimate) -> float:
+    """The standard deviation of the logarithm that an estimate's interval says."""
+    low, high = max(estimate.low_ns, 1e-3), max(estimate.high_ns, 1e-3)
+    return math.log(high / low) / (2 * NINE_OF_TEN) if high > low else 0.0
 
 
 _device = cache(Device.load)
@@ -75,14 +94,15 @@ def rewritten(program: Program, rewrite: Rewrite) -> Program:
     return replace(program, ops=program.ops.replace(signature=column), signatures=tuple(signatures))
 
 
-def with_op_times(cohort: Cohort, before_ns: Floats, after_ns: Floats) -> Cohort:
-    """Works of ops of which models say another time, in the same ratio."""
-    program = cohort.program
+def with_op_times(cohort: Cohort, before: OpTimes, after_ns: Floats) -> Cohort:
+    """Works of ops of which models say another time, in the same ratio; in draws, with what models are off by."""
+    program, before_ns = cohort.program, before.time_ns
     ratio = np.where(before_ns > 0, after_ns / np.where(before_ns > 0, before_ns, 1.0), 1.0)
     answering = answering_ops(program, before_ns > 0)
     of_work = np.append(answering, -1)[np.append(program.calls.op, -1)[program.works.call]]
     factors = np.append(ratio, 1.0)[of_work]
-    return scaled_works(cohort, factors != 1.0, factors)
+    errors = np.where(factors != 1.0, np.append(before.error, 0.0)[of_work], 0.0)
+    return with_errors(scaled_works(cohort, factors != 1.0, factors), errors)
 
 
 def answering_ops(

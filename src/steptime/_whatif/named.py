@@ -9,7 +9,7 @@ from steptime._program.program import Program, Signature
 from steptime._whatif import optimizers
 from steptime._whatif.apply import Cohorts, applied, selections
 from steptime._whatif.autocast import Autocast
-from steptime._whatif.batch import Batch
+from steptime._whatif.batch import SampleDimensions
 from steptime._whatif.grammar import BATCH, BF16, OPTIMIZER, ROOFLINE, TF32, Change, error
 from steptime._whatif.models import Models, Rewrite, rewritten, with_op_times
 from steptime._whatif.roofline import at_peak
@@ -42,17 +42,17 @@ class Changer:
     def _with_other_ops(self, change: Change, cohorts: Cohorts, models: Models) -> Cohorts:
         results, changed = [], False
         for cohort in cohorts:
-            before = models.op_times_ns(cohort.program)
-            after = models.op_times_ns(rewritten(cohort.program, self._rewrite(change, cohort.program)))
-            changed = changed or bool((before != after).any()) or change.action == BATCH
-            results.append(with_op_times(cohort, before, after))
+            before = models.op_times(cohort.program)
+            after = models.op_times(rewritten(cohort.program, self._rewrite(change, cohort.program)))
+            changed = changed or bool((before.time_ns != after.time_ns).any()) or change.action == BATCH
+            results.append(with_op_times(cohort, before, after.time_ns))
         _check_changed(change, changed)
         return tuple(results)
 
     def _rewrite(self, change: Change, program: Program) -> Rewrite:
         if change.action == TF32:
             return _tf32
-        batch = Batch.of(change, program)
+        batch = SampleDimensions.of(change, program)
         return batch.rewrite(batch.factor(change, self.batch))
 
 

@@ -17,9 +17,11 @@ from steptime._models.kernels.traced_call import traced_call
 from steptime._ops.catalogue import op_kind
 from steptime._program.program import Program, Signature, Tensor, Value, tensors_in
 from steptime._sim.core.timing import Cohort
+from steptime._whatif.draws import with_errors
 from steptime._whatif.edits import Mask, Rows, scaled_works, without_works
-from steptime._whatif.grammar import Change, error
-from steptime._whatif.models import Models
+from steptime._whatif.grammar import Change
+from steptime._whatif.grammar import error as refusal
+from steptime._whatif.models import Models, log_error
 
 _STEP = re.compile(r"Optimizer\.step#(\w+)\.step")
 _KINDS = {"SGD": "sgd", "Adam": "adam", "AdamW": "adamw", "Adagrad": "adagrad"}
@@ -103,13 +105,13 @@ def _shapes(value: Value) -> tuple[tuple[int, ...], ...]:
 
 def made(change: Change, cohort: Cohort, models: Models) -> Cohort:
     """The cohort with every optimiser's step made the way that is asked for."""
-    known: dict[tuple[object, ...], tuple[list[float], float, float]] = {}
+    known: dict[tuple[object, ...], tuple[list[float], float, float, float]] = {}
     for step in list(steps_of(cohort.program)):
         key = (step.kind, step.way, step.decays, step.shapes)
         if key not in known:
-            launches, before = _launches_ns(step, change.choice, models), _launches_ns(step, step.way, models)
+            (launches, error), (before, _) = (_launches_ns(step, way, models) for way in (change.choice, step.way))
             host = _host_ns(step, change.choice, models) / _host_ns(step, step.way, models)
-            known[key] = launches, sum(launches) / sum(before), host
+            known[key] = launches, sum(launches) / sum(before), host, error
         if step.way != change.choice:
             cohort = _replaced(cohort, step, *known[key])
     return cohort
@@ -120,26 +122,28 @@ def check(change: Change, cohorts: Sequence[Cohort]) -> None:
     steps = [step for cohort in cohorts for step in steps_of(cohort.program)]
     if not steps:
         known = ", ".join(_KINDS)
-        raise error(change.text, f"no step of an optimiser whose parameters' shapes are recorded; known are {known}")
+        raise refusal(change.text, f"no step of an optimiser whose parameters' shapes are recorded; known are {known}")
     if all(step.way == change.choice for step in steps):
-        raise error(change.text, f"the optimiser's step is {change.choice} already")
+        raise refusal(change.text, f"the optimiser's step is {change.choice} already")
 
 
 def _host_ns(step: Step, way: str, models: Models) -> float:
     return STEP.time_ns(models.host.mechanism("optimizer_step", f"{step.kind}_{way}", len(step.shapes)))
 
 
-def _launches_ns(step: Step, way: str, models: Models) -> list[float]:
-    """What every launch of a step takes on the device."""
+def _launches_ns(step: Step, way: str, models: Models) -> tuple[list[float], float]:
+    """What every launch of a step takes on the device, and the error of the longest op's logarithm."""
     calls = []
-    for name, values in _Ways(step).ops(way):
+    for name, values in _StepOps(step).ops(way):
         call = traced_call(f"aten::{name}", Signature(values))
         assert call is not None, name
         calls.append(call.question((), warm=False))
-    return [launch.time_ns for answer in models.device.estimates(calls) for launch in answer.launches]
+    answers = models.device.estimates(calls)
+    longest = max((answer.estimate for answer in answers), key=lambda estimate: estimate.time_ns)
+    return [launch.time_ns for answer in answers for launch in answer.launches], log_error(longest)
 
 
-class _Ways:
+class _StepOps:
     """The ops of an optimiser's step on the device, with their arguments; no time depends on its coefficients."""
 
     def __init__(self, step: Step) -> None:
@@ -196,7 +200,7 @@ class _Ways:
         return [("_foreach_add_", (counts, 1)), (f"_fused_{kind}_", (like, like, like, like, (), counts, *rest_of_adam))]
 
 
-def _replaced(cohort: Cohort, step: Step, launches: Sequence[float], device: float, host: float) -> Cohort:
+def _replaced(cohort: Cohort, step: Step, launches: Sequence[float], device: float, host: float, error: float) -> Cohort:
     """The step's first works stand for the new launches, the others are gone; its host work is so many times as long."""
     program, timing = cohort.program, cohort.timing
     within = np.zeros(len(program.ops) + 1, dtype=bool)
@@ -214,7 +218,8 @@ def _replaced(cohort: Cohort, step: Step, launches: Sequence[float], device: flo
         own = np.mean(timing.duration_ns[kept], axis=(1, 2))
         factors = np.ones(len(program.works))
         factors[kept] = device * total * share / np.maximum(own, 1.0)
-        result = scaled_works(result, _mask(kept, len(program.works)), factors)
+        of_kept = _mask(kept, len(program.works))
+        result = with_errors(scaled_works(result, of_kept, factors), np.where(of_kept, error, 0.0))
     left = float(np.mean(result.timing.call_ns[calls], axis=(1, 2)).sum())
     gaps = max(host * sum(spent) - left, 0.0) / max(spent[0], 1.0)
     gap_ns = np.rint(np.where(calls[:, None, None], timing.gap_ns * gaps, timing.gap_ns)).astype(np.int64)

@@ -17,6 +17,7 @@ from steptime._ops.families import WorkFamily, op_family
 from steptime._program.program import CallKind, Phase, Program, Stream, WorkKind
 from steptime._sim.core.graph import Order
 from steptime._sim.core.timing import Cohort
+from steptime._whatif.draws import MOST_ERROR, with_errors
 from steptime._whatif.edits import Mask, Rows, with_calls
 
 _COPY_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
@@ -47,7 +48,8 @@ def overlapped(cohort: Cohort, works: Mask) -> Cohort:
         awaits[holding] = ready[work]
         if stream != old and ready[work] >= 0:
             added.wait(call, stream, ready[work])
-    return added.to(replace(moved, program=replace(moved.program, calls=calls.replace(awaits=awaits))))
+    changed = replace(moved, program=replace(moved.program, calls=calls.replace(awaits=awaits)))
+    return added.to(with_errors(changed, np.where(works, MOST_ERROR, 0.0)))
 
 
 class _Added:
@@ -78,7 +80,7 @@ def waited_for(cohort: Cohort, works: Mask) -> Cohort:
     for work in np.flatnonzero(works & (program.works.call >= 0)).tolist():
         for compute in own[own != program.works.stream[work]].tolist():
             added.wait(int(program.works.call[work]), compute, work, after=True)
-    return added.to(cohort)
+    return added.to(with_errors(cohort, np.where(works, MOST_ERROR, 0.0)))
 
 
 def _compute_streams(program: Program) -> Rows:

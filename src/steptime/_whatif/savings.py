@@ -7,30 +7,24 @@ whatever a change does to waiting, to the host that runs ahead and to other rank
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from steptime._ops.families import WorkFamily, work_families
 from steptime._sim.core.steady import Steady, steady
-from steptime._sim.core.timing import Cohort
 from steptime._sim.explain.activity import Window
-from steptime._sim.prediction import PredictedStep, explain
+from steptime._sim.prediction import NINE_OF_TEN, PredictedStep, explain
 from steptime._units import NS_PER_MS, ms
 from steptime._whatif.apply import Cohorts, applied
+from steptime._whatif.draws import with_draws
 from steptime._whatif.grammar import Change
 
 Floats = npt.NDArray[np.float64]
 Apply = Callable[[Change, Cohorts], Cohorts]
 
-DRAWS = 32
 LEVELS = (0.05, 0.95)
-# Intervals hold nine of ten: so many standard deviations of a normal to either side.
-_NINE_OF_TEN = 1.645
 
 
 @dataclass(frozen=True)
@@ -143,33 +137,13 @@ class Scene:
 
     def _drawn(self, changes: Sequence[Change]) -> tuple[Floats, Floats]:
         """The step before and after in every draw of what pieces may take instead, in nanoseconds."""
-        cohorts = tuple(self._with_draws(cohort) for cohort in self.cohorts)
+        cohorts = tuple(with_draws(cohort, self._error) for cohort in self.cohorts)
         if self._drawn_before is None:
             self._drawn_before = self._play(cohorts).period_ns
         return self._drawn_before, self._play(self.changed(changes, cohorts)).period_ns
-
-    def _with_draws(self, cohort: Cohort) -> Cohort:
-        """The host, every family and every kind of collective, each off by as much as the whole step may be."""
-        timing, program = cohort.timing, cohort.program
-        host = np.exp(self._error * _normal("host"))
-        names = [family.label for family in WorkFamily] + [each.kind for each in program.collectives]
-        drawn = np.exp(self._error * np.stack([_normal(name) for name in names]))
-        row = np.where(program.works.collective >= 0, len(WorkFamily) + program.works.collective, work_families(program))
-        changes = {
-            "gap_ns": timing.gap_ns[:, :, :1] * host,
-            "call_ns": timing.call_ns[:, :, :1] * host,
-            "duration_ns": timing.duration_ns[:, :, :1] * drawn[row][:, None, :],
-        }
-        whole: dict[str, Any] = {name: np.rint(values).astype(np.int64) for name, values in changes.items()}
-        return replace(cohort, timing=replace(timing, **whole))
 
 
 def _log_error(prediction: PredictedStep) -> float:
     """The standard deviation of the logarithm that the interval of a step says."""
     low, high = prediction.interval_ms
-    return math.log(high / low) / (2 * _NINE_OF_TEN) if 0 < low < high else 0.0
-
-
-def _normal(group: str) -> Floats:
-    """Draws of a standard normal, the same for a group in every answer."""
-    return np.random.default_rng(zlib.crc32(f"what if {group}".encode())).standard_normal(DRAWS)
+    return math.log(high / low) / (2 * NINE_OF_TEN) if 0 < low < high else 0.0

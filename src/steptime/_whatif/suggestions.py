@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from steptime._ops.families import WorkFamily
-from steptime._program.host_code import outside_ops
+from steptime._program.host_code import long_outside_ops
 from steptime._sim.prediction import PredictedStep
 from steptime._whatif.grammar import Change, parse
 from steptime._whatif.savings import Saving, Scene
@@ -22,7 +22,7 @@ _MOST_SYNCHRONISATIONS = 8
 
 _MEANINGS = {
     "cuda graph": "the step captured in a CUDA graph, or compiled: launches and ops cost the host nothing",
-    "python remove": "host code outside ops (Python, data loading, logging) made to cost nothing",
+    "python remove": "Python and other host code beside ops (data loading, logging) made to cost nothing",
     "tf32 on": "torch.set_float32_matmul_precision('high')",
     "bf16 on": "the forward pass under torch.autocast in bfloat16",
     "optimizer fused": "the optimiser made with fused=True",
@@ -74,7 +74,7 @@ def _candidates(step: PredictedStep) -> Iterator[tuple[str, str]]:
         yield f"sync:{name} remove", f"the host does not wait in {name}"
     yield from (
         _MEANINGS.items()
-        if any(outside_ops(program).any() for program in programs)
+        if any(long_outside_ops(program).any() for program in programs)
         else (each for each in _MEANINGS.items() if each[0] != "python remove")
     )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from steptime._ops.families import WorkFamily, work_families
-from steptime._program.host_code import outside_ops
+from steptime._program.host_code import long_outside_ops
 from steptime._program.program import CallKind, Program, WorkKind
 from steptime._sim.core.timing import Cohort
 from steptime._units import ms
@@ -47,7 +47,7 @@ def select(program: Program, target: Target) -> Selection:
     kind = _ALIASES.get(target.kind, target.kind)
     on_host: dict[str, Callable[[], Selection]] = {
         HOST: lambda: Selection(works, ~calls, ~calls),
-        PYTHON: lambda: Selection(works, outside_ops(program), calls),
+        PYTHON: lambda: Selection(works, long_outside_ops(program), calls),
         LAUNCH: lambda: Selection(works, calls, np.isin(program.calls.kind, (CallKind.LAUNCH, CallKind.BLOCKING_COPY))),
         SYNC: lambda: Selection(works, calls, synchronising(program) & _named_calls(program, target.name)),
         "op": lambda: _of_ops(program, target.name),
@@ -130,7 +130,7 @@ def available(cohorts: Sequence[Cohort]) -> list[str]:
     present = Counter(family for program in programs for family in work_families(program).tolist())
     families = [family.label for family in WorkFamily if present[family] and family != WorkFamily.COMMUNICATION]
     kinds = dict.fromkeys(each.kind for program in programs for each in program.collectives)
-    python = [PYTHON] if any(outside_ops(program).any() for program in programs) else []
+    python = [PYTHON] if any(long_outside_ops(program).any() for program in programs) else []
     sync = [SYNC] if any(synchronising(program).any() for program in programs) else []
     return [*families, *([COMMUNICATION] if kinds else []), *kinds, DEVICE, HOST, *python, LAUNCH, *sync]
 

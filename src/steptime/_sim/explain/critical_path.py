@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from steptime._program.host_code import HOST_CODE, outside_ops
+from steptime._program.host_code import CALLING_NS, HOST_CODE, outside_ops
 from steptime._program.program import Program, WorkKind
 from steptime._sim.core.graph import FROM_START, EdgeKind, LaneGraph, lane_graph
 from steptime._sim.core.meetings import Meeting, Party, meetings, whole_cohorts
@@ -270,8 +270,7 @@ TOP = 10
 _TEMPLATE_OR_ARGUMENTS = re.compile(r"[<(].*$", re.DOTALL)
 _Key = TypeVar("_Key", str, int)
 _ANONYMOUS = "(anonymous namespace)::"
-# Shorter stretches outside ops are what calling them from Python takes.
-_LONG_NS, _MOST = 50_000, 0.5
+_MOST = 0.5
 
 
 @dataclass(frozen=True)
@@ -354,7 +353,7 @@ def name_of(segment: PathSegment, program: Program) -> str:
     if segment.row < 0:
         return "before the window"
     if segment.lane == "host":
-        if segment.end_ns - segment.start_ns > _LONG_NS and outside_ops(program)[segment.row] > _MOST:
+        if segment.end_ns - segment.start_ns > CALLING_NS and outside_ops(program)[segment.row] > _MOST:
             return HOST_CODE
         return _op_name(program, int(program.calls.op[segment.row])) or program.names[int(program.calls.api[segment.row])]
     works = program.works
