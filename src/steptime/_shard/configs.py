@@ -29,7 +29,7 @@ def configured_in(
 ) -> Workload:
     """The workload of the config in a file, with another global batch, on other ranks or by the plan of a file.
 
-    A sharding task, which is a DLRM with constraints or a list of tables, says of no ranks: it takes all of the platform's.
+    A DLRM or a list of tables that says of no ranks takes all of the platform's.
     """
     return BuildConfig(path, plan, platform_ranks)(batch=batch, ranks=ranks)
 
@@ -51,7 +51,7 @@ class BuildConfig:
             if self.plan is not None:
                 raise InputError(f"{self.path}: a Transformer has no tables to place; leave the plan {self.plan} out")
             return replace(configured(_changed(config, batch, ranks)), rebuild=self)
-        if config.ranks is None and config.constraints is not None:
+        if config.ranks is None:
             config = replace(config, ranks=self.platform_ranks)
         return replace(placed(config) if self.plan is None else _by_file(config, self.plan), rebuild=self)
 
