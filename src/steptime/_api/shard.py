@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from steptime._api.predict import calibration_for, platform_for
@@ -9,11 +11,13 @@ from steptime._build.dlrm.config import Overrides
 from steptime._platforms.calibration import Calibration
 from steptime._platforms.platform import Platform
 from steptime._report.answers import Sharding
+from steptime._shard.days import OBJECTIVES, WORST, day_models, search_days
 from steptime._shard.evaluator import Evaluator
 from steptime._shard.explain import explain
 from steptime._shard.search import check_ranks, search, usual_evaluations
 from steptime._shard.search_state import SearchBudget
 from steptime._shard.task import Task, read_task
+from steptime.errors import InputError
 
 
 def shard(
@@ -28,19 +32,29 @@ def shard(
     calibration: str | Path | Calibration | None = None,
     budget_s: float | None = None,
     evaluations: int | None = None,
+    lookups: Sequence[str | Path] = (),
+    objective: str = WORST,
 ) -> Sharding:
     """Search for the fastest plan of a task on a platform, and explain it.
 
     `task` is a file: a DLRM config with constraints (`.toml`, `.json`), a `.csv` of tables or a TorchRec collection. `ranks`,
     `batch`, `memory_bytes` (of a rank, at most) and `headroom` (a share of it that is left free) change it, `fabric` the
-    platform; `budget_s` and `evaluations` bound the search.
+    platform; `budget_s` and `evaluations` bound the search. `lookups` are files of statistics, of a day each: the plan is then
+    the best on their `worst` or on their `mean`, as the objective says.
     """
     machine = machine_for(platform, ranks, fabric)
     sharding_task = task_for(task, machine, ranks=ranks, batch=batch, memory_bytes=memory_bytes, headroom=headroom)
-    evaluator = Evaluator(sharding_task.model, machine, sharding_task.ranks, calibration=calibration_for(calibration, machine))
+    speed = calibration_for(calibration, machine)
     budget = SearchBudget(evaluations or usual_evaluations(sharding_task.model, sharding_task.ranks), budget_s)
-    searched = search(sharding_task, machine, budget, evaluator=evaluator)
-    return Sharding(searched, explain(searched, evaluator), machine)
+    if objective not in OBJECTIVES:
+        raise InputError(f"objective is {objective!r}; expected {' or '.join(OBJECTIVES)}")
+    if not lookups:
+        evaluator = Evaluator(sharding_task.model, machine, sharding_task.ranks, calibration=speed)
+        searched = search(sharding_task, machine, budget, evaluator=evaluator)
+        return Sharding(searched, explain(searched, evaluator), machine)
+    models = day_models([Path(file) for file in lookups], sharding_task.model)
+    found = search_days(replace(sharding_task, doubts=()), machine, models, objective, budget, speed)
+    return Sharding(found.searched, explain(found.searched, found.longest), machine, found.days)
 
 
 def machine_for(platform: str | Path | Platform, ranks: int | None, fabric: str | Path | None = None) -> Platform:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from steptime._cli.output import CalibrationFile, Json, show
 from steptime.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def shard(
@@ -20,6 +23,8 @@ def shard(
             show_default=False,
         ),
     ],
+    more: Annotated[list[Path] | None, Argument(metavar="[DAY]...", hidden=True)] = None,
+    *,
     platform: Annotated[
         str,
         Option("--platform", metavar="NAME", help="The machine (`steptime platforms` lists them).", show_default=False),
@@ -41,6 +46,17 @@ def shard(
         int | None,
         Option("--evaluations", min=1, help="Maximum number of plans to evaluate; the same number finds the same plan."),
     ] = None,
+    lookups: Annotated[
+        list[Path] | None,
+        Option(
+            "--lookups",
+            metavar="DAY...",
+            help="Statistics of lookups, a file for every day: the plan that is best on all of them.",
+        ),
+    ] = None,
+    objective: Annotated[
+        str, Option("--objective", metavar="worst|mean", help="With --lookups: what of the days' steps is to be shortest.")
+    ] = "worst",
     evaluate: Annotated[
         Path | None,
         Option(
@@ -62,14 +78,19 @@ def shard(
     from steptime._files import refuse_overwriting, write_output
     from steptime._report.json import dumps
     from steptime._report.shard.document import evaluated_document
-    from steptime._report.shard.text import print_evaluated, print_shard
+    from steptime._report.shard.text import print_evaluated, print_files, print_shard
     from steptime._shard.given_plans import evaluated, plans_in
 
-    refuse_overwriting({"--html": html, "--torchrec": torchrec}, (task, platform, calibration, evaluate))
+    days = [*(lookups or ()), *(more or ())]
+    if more and not lookups:
+        raise InputError(f"{more[0]}: one task at a time; files of several days go behind --lookups")
+    refuse_overwriting({"--html": html, "--torchrec": torchrec}, (task, platform, calibration, evaluate, *days))
     machine = machine_for(platform, ranks, fabric)
     sharding_task = task_for(task, machine, ranks=ranks, batch=batch, memory_bytes=memory, headroom=headroom)
     speed = calibration_for(calibration, machine)
     if evaluate is not None:
+        if days:
+            raise InputError("--evaluate takes the task's own lookups; leave --lookups out")
         if html is not None or torchrec is not None:
             raise InputError(
                 "--evaluate compares given plans and writes no page or TorchRec plan; leave --html and --torchrec out"
@@ -81,13 +102,22 @@ def shard(
             lambda console: print_evaluated(console, sharding_task, machine.name, plans),
         )
         return
-    answer = sharded(sharding_task, machine, calibration=speed, budget_s=budget, evaluations=evaluations)
+    answer = sharded(
+        sharding_task,
+        machine,
+        calibration=speed,
+        budget_s=budget,
+        evaluations=evaluations,
+        lookups=days,
+        objective=objective,
+    )
     if html is not None:
         answer.html(html)
     if torchrec is not None:
         write_output(torchrec, dumps(answer.torchrec()))
-    show(
-        json,
-        answer.to_dict,
-        lambda console: print_shard(console, answer.searched, answer.explained, machine.name, html, torchrec),
-    )
+
+    def said(console: Console) -> None:
+        print_shard(console, answer.searched, answer.explained, machine.name, answer.days)
+        print_files(console, html, torchrec)
+
+    show(json, answer.to_dict, said)

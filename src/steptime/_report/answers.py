@@ -22,6 +22,7 @@ from steptime.errors import InputError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from steptime._shard.days import Days
     from steptime._shard.explain import Explained
     from steptime._shard.search import Searched
     from steptime._sim.recorded.replay import Replay, StepReplay
@@ -159,6 +160,7 @@ class Sharding:
     searched: Searched
     explained: Explained
     platform: Platform
+    days: Days | None = None  # where the lookups of several days were given
 
     @property
     def plan(self) -> dict[str, list[int]]:
@@ -185,7 +187,7 @@ class Sharding:
         """What `steptime shard --json` writes."""
         from steptime._report.shard.document import shard_document
 
-        return plain(shard_document(self.searched, self.explained, self.platform.name))
+        return plain(shard_document(self.searched, self.explained, self.platform.name, self.days))
 
     def to_table(self) -> pa.Table:
         """A row for every plan: the best, its runners-up and the usual rules."""
@@ -201,7 +203,7 @@ class Sharding:
         """Writes the page of `steptime shard --html`."""
         from steptime._report.shard.html import shard_page
 
-        write_output(Path(path), shard_page(self.searched, self.explained, self.platform.name))
+        write_output(Path(path), shard_page(self.searched, self.explained, self.platform.name, self.days))
 
     def torchrec(self) -> Document:
         """The best plan as TorchRec's ShardingPlan, plain values."""

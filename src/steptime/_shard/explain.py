@@ -294,8 +294,10 @@ def _reason(
     change = min(changes, key=lambda item: longer_ns[item])
     rank, longer = change[1], longer_ns[change]
     text = f"on rank {rank}, the best other place, the step would be {longer / 1e6:.3f} ms longer"
-    if longer < 1e3:
+    if abs(longer) < 1e3:
         text = f"rank {rank} would do as well"
+    elif longer < 0:
+        text = f"on rank {rank} the step would be {-longer / 1e6:.3f} ms shorter"
     return Reason(name, placed.kind, placed.ranks, load, rank, longer, text)
 
 

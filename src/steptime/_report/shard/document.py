@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from steptime._report.json import SCHEMA_VERSION, Document
+from steptime._shard.days import Days
 from steptime._shard.explain import Explained, PlanReasons
 from steptime._shard.given_plans import GivenPlan
 from steptime._shard.search import Option, Searched
@@ -14,8 +15,8 @@ from steptime._shard.task import Task
 from steptime._units import ms
 
 
-def shard_document(found: Searched, why: Explained, platform: str) -> Document:
-    """The best plan, its runners-up, the usual rules, and why."""
+def shard_document(found: Searched, why: Explained, platform: str, days: Days | None = None) -> Document:
+    """The best plan, its runners-up, the usual rules, and why; and what plans lose on every day."""
     best_rule = found.best_rule
     return {
         "schema_version": SCHEMA_VERSION,
@@ -33,7 +34,26 @@ def shard_document(found: Searched, why: Explained, platform: str) -> Document:
         "analytic_ms": ms(why.every_rank_tables_ns),  # its name in the last release; goes with the next
         "searched_plans": found.searched_plans,
         "seconds": found.seconds,
+        **({} if days is None else {"days": _days(days)}),
         "warnings": [*found.task.notes, *why.doubts, *why.best.warnings],
+    }
+
+
+def _days(days: Days) -> dict[str, Any]:
+    return {
+        "objective": days.objective,
+        "names": list(days.names),
+        "plans": [
+            {
+                "name": plan.name,
+                "plan": plan.plan.to_dict(),
+                "kinds": plan.plan.kinds(),
+                "step_times_ms": [ms(step) for step in plan.steps_ns],
+                "losses": list(days.losses(plan)),
+                "objective_ms": ms(plan.objective_ns),
+            }
+            for plan in days.plans
+        ],
     }
 
 

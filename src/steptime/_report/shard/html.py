@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from steptime._report.html.markup import Markup, bar, swatch, table, tag
 from steptime._report.html.sections import bound_and_facts, step_number
 from steptime._report.html.static import section, static_page
-from steptime._report.shard.text import gain_words
+from steptime._report.shard.text import day_cells, gain_words
 from steptime._report.words import size_words, time_ms
+from steptime._shard.days import Days
 from steptime._shard.explain import Explained, RankLoad
 from steptime._shard.search import Option, Searched
 from steptime._units import ms
@@ -22,14 +23,15 @@ _PARTS = (
 )
 
 
-def shard_page(found: Searched, why: Explained, platform: str) -> str:
+def shard_page(found: Searched, why: Explained, platform: str, days: Days | None = None) -> str:
     """The page as text, the same for the same answer but for the seconds it took."""
-    return static_page("shard", found.task.model.name, "sharding", _sections(found, why, platform))
+    return static_page("shard", found.task.model.name, "sharding", _sections(found, why, platform, days))
 
 
-def _sections(found: Searched, why: Explained, platform: str) -> list[Markup]:
+def _sections(found: Searched, why: Explained, platform: str, days: Days | None) -> list[Markup]:
     return [
         tag("section", *_summary(found, why, platform), id="summary", aria_label="Summary"),
+        *([] if days is None else [section("Days", "ms per step, and what that is above the day's best plan", _days(days))]),
         section("Ranks", "ms per step; memory with state, activations and buffers", _legend(), _ranks(why.ranks)),
         section("Why the large tables are where they are", "and what moving them would cost", _reasons(why)),
         section("Other plans", "predicted steps", _others(found, why)),
@@ -50,6 +52,11 @@ def _summary(found: Searched, why: Explained, platform: str) -> list[Markup]:
         "Gain": gain_words(why),
     }
     return [step_number(step), *bound_and_facts(why.best.bound_by, facts, [*found.task.notes, *why.doubts, *why.best.warnings])]
+
+
+def _days(days: Days) -> Markup:
+    heads = ("Plan", *days.names, days.objective)
+    return table("What every plan takes on every day", heads, day_cells(days), words=(0,))
 
 
 def _legend() -> Markup:

@@ -12,6 +12,7 @@ from steptime._build.dlrm.plan import Plan
 from steptime._report.layout import print_heading, print_line, print_numbers, print_section, print_title, print_warnings
 from steptime._report.text import RANKS_SHOWN
 from steptime._report.words import interval_words, size_words, time_ms
+from steptime._shard.days import ROBUST, Days
 from steptime._shard.explain import Explained, PlanReasons, RankLoad, Reason
 from steptime._shard.given_plans import GivenPlan
 from steptime._shard.search import Searched
@@ -36,9 +37,7 @@ _TABLES_SHOWN = 60
 _PLANS_SHOWN = 3
 
 
-def print_shard(
-    console: Console, found: Searched, why: Explained, platform: str, page: Path | None, torchrec: Path | None
-) -> None:
+def print_shard(console: Console, found: Searched, why: Explained, platform: str, days: Days | None = None) -> None:
     """The best plan and why it is."""
     _header(console, found.task, platform)
     low, high = (factor * ms(found.best.step_ns) for factor in why.interval)
@@ -47,6 +46,8 @@ def print_shard(
     line.append(f"   {beside}{found.searched_plans:,} plans in {found.seconds:.1f} s", style="dim")
     print_title(console, line)
     _gain(console, why)
+    if days is not None:
+        _days(console, days)
     print_section(console, "Plan", "table: ranks of its shards")
     _plan(console, found.best.plan)
     _ranks_and_reasons(console, why.best)
@@ -59,9 +60,32 @@ def print_shard(
         text = f"{time_ms(ms(why.every_rank_tables_ns))} ms of the step, of tables that every rank has a share or a copy of"
         print_line(console, "Not measured", text, spaced=False)
     print_line(console, "Bound by", why.best.bound_by, style="bold")
+
+
+def print_files(console: Console, page: Path | None, torchrec: Path | None) -> None:
+    """What was written beside."""
     for title, file in (("Page", page), ("TorchRec", torchrec)):
         if file is not None:
             print_line(console, title, f"{file}{'  (open it in a browser)' * (title == 'Page')}", spaced=False)
+
+
+def day_cells(days: Days) -> list[tuple[str, ...]]:
+    """A row for every plan: its step on every day, with what that is above the day's best, and by the objective."""
+    return [
+        (
+            plan.name if plan.name == ROBUST else f"best of {plan.name}",
+            *(f"{time_ms(ms(step))} ({loss:+.1%})" for step, loss in zip(plan.steps_ns, days.losses(plan), strict=True)),
+            time_ms(ms(plan.objective_ns)),
+        )
+        for plan in days.plans
+    ]
+
+
+def _days(console: Console, days: Days) -> None:
+    print_section(
+        console, "Days", "ms per step, and what that is above the best plan of the day; what follows is the robust plan"
+    )
+    print_numbers(console, ("plan", *days.names, days.objective), day_cells(days))
 
 
 def _ranks_and_reasons(console: Console, why: PlanReasons) -> None:
