@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SHIPPED = "shipped"
 BARS_LEFT = 1
+_RECOMMENDERS = "recommenders"
 
 
 def measure(context: typer.Context) -> None:
@@ -81,7 +82,7 @@ def validate(
         Argument(
             metavar="SET",
             help="kernels (the default), lookups, collectives, waiting, overlap, device-time, memory, steps, intervals, "
-            "sharding, committed, visit, power, recordings or zoo.",
+            "sharding, committed, visit, power, recordings, recommenders or zoo.",
             show_default=False,
         ),
     ] = None,
@@ -112,8 +113,11 @@ def validate(
             "--rows",
             metavar="FILE",
             help="Timed by others; collectives: CSV (gpu, nodes, ranks, op, bytes, us, nccl), intervals: JSON, "
-            "recordings: a folder of runs.",
+            "recordings: a folder of runs, recommenders: CSV (gpu, nodes, per_node, batch, ms_per_step).",
         ),
+    ] = None,
+    config: Annotated[
+        Path | None, Option("--config", metavar="FILE", help="recommenders: the config that the rows of --rows ran.")
     ] = None,
     leave_out: Annotated[
         bool,
@@ -140,12 +144,11 @@ def validate(
         show(json, lambda: validation_document(own), lambda console: print_validation(console, own, full=full))
         return
     what = what or "kernels"
-    if what == "host":
-        raise InputError("host-bound steps are a group of `steptime validate steps`, with --explain to see whose error it is")
-    if what not in SETS:
-        raise InputError(f"unknown set {what!r}; choose one of {', '.join(SETS)}")
-    if what in ("steps", "zoo") and models is not None:
-        raise InputError(f"validate {what} asks the shipped models; drop --models")
+    if what == _RECOMMENDERS:
+        published = _recommenders(rows, config)
+        show(json, lambda: validation_document(published), lambda console: print_validation(console, published, full=full))
+        return
+    _check_set(what, SETS, models)
     _check_options(what, of_steps=source is not None or bars is not None, explain=explain, refit=refit)
     if what == "steps":
         _validate_steps(source or "trace", explain=explain, bars=bars, full=full, json=json)
@@ -174,6 +177,25 @@ def validate(
         return
     result = validated(what, Models(device, models, fabric)) if rows is None else _timed(what, rows, fabric, models, leave_out)
     show(json, lambda: validation_document(result), lambda console: print_validation(console, result, full=full))
+
+
+def _recommenders(rows: Path | None, config: Path | None) -> Validation:
+    """A config on steps of it that others published."""
+    from steptime_lab.validate.recommenders import validate_recommenders
+
+    if rows is None or config is None:
+        raise InputError(f"validate {_RECOMMENDERS} scores a config on rows of others; give --rows FILE and --config FILE")
+    return validate_recommenders(rows, config)
+
+
+def _check_set(what: str, known: Collection[str], models: Path | None) -> None:
+    """Says in one line what is no set, or asks no models but the shipped ones."""
+    if what == "host":
+        raise InputError("host-bound steps are a group of `steptime validate steps`, with --explain to see whose error it is")
+    if what not in known:
+        raise InputError(f"unknown set {what!r}; choose one of {', '.join((*known, _RECOMMENDERS))}")
+    if what in ("steps", "zoo") and models is not None:
+        raise InputError(f"validate {what} asks the shipped models; drop --models")
 
 
 def _check_options(what: str, *, of_steps: bool, explain: bool, refit: bool) -> None:

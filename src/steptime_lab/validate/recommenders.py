@@ -1,0 +1,152 @@
+"""A recommender's config against steps of it that others published, on many machines: MLPerf's DLRM-DCNv2 and its like.
+
+The file is a CSV with a row for each system: `gpu` (as a submission names it), `nodes`, `per_node` (GPUs of a node), `batch`
+(global) and `ms_per_step`; `round`, `org` and `system` name it. Each is predicted as a user would: the config on the shipped
+platform of such GPUs, with that batch. What has no such platform is refused in a line.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import kendalltau
+
+from steptime import predict
+from steptime.errors import InputError, SteptimeError
+from steptime_lab.validate.engine import Compared, MeasuredCase, Validation
+
+COLUMNS = ("gpu", "nodes", "per_node", "batch", "ms_per_step")
+_MOST = 1 << 24
+_SHOWN = 20
+_UNVERIFIED = "predicted times are not verified by MLCommons; measured ones are wall time between evaluations of published logs"
+# What names of GPUs hold, the device that it is, and the fabrics of one node and of several. The GPUs of an NVL72 rack are in
+# one NVLink domain, whatever is called a node. A name is taken by the first that it holds.
+_DEVICES = (
+    ("H100-PCIe", "h100-pcie", None, None),
+    ("GB200", "gb200", "gb200-nvlink", "gb200-nvlink"),
+    ("B300", "b300", "b200-nvlink", "b200-ib400"),
+    ("B200", "b200", "b200-nvlink", "b200-ib400"),
+    ("H200", "h200", "h200-nvlink", "h200-ib400"),
+    ("H100", "h100", "h100-nvlink", "h100-ib400"),
+    ("A100", "a100", "a100-nvlink", "a100-ib200"),
+)
+_RANKED = {"h100": ("h100",), "h200_and_b200": ("h200", "b200")}
+"""Devices whose rows are put in order together."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedStep:
+    """One row."""
+
+    name: str
+    device: str
+    fabric: str
+    ranks: int
+    nodes: int
+    batch: int
+    measured_ms: float
+
+
+def validate_recommenders(file: Path, config: Path) -> Validation:
+    """All rows that can be predicted, by device and nodes, with how well they are ranked."""
+    steps, refused = read_steps(file)
+
+    @cache
+    def answer(device: str, fabric: str, ranks: int, batch: int) -> tuple[float, tuple[float, float]]:
+        platform = f"{ranks}x{fabric}"
+        found = predict(config, platform, ranks=ranks, batch=batch, device=device)
+        low, high = found.to_dict()["interval_ms"]
+        return found.step_time_ms, (low, high)
+
+    compared, devices = [], defaultdict(list)
+    for step in steps:
+        try:
+            predicted_ms, interval = answer(step.device, step.fabric, step.ranks, step.batch)
+        except SteptimeError as error:
+            refused.append(f"{step.name}: {error}")
+            continue
+        case = MeasuredCase(step.name, predicted_ms, step.measured_ms, interval=interval)
+        nodes = "one node" if step.nodes == 1 or step.device == "gb200" else "several nodes"
+        compared.append(Compared(case, (step.device, nodes)))
+        devices[step.device].append(case)
+    if not compared:
+        raise InputError(f"{file}: no row can be predicted; the first: {refused[0]}")
+    more = len(refused) - _SHOWN
+    return Validation.of(
+        "recommenders",
+        f"steps of {config.stem} that others published, defaults only",
+        compared,
+        facts=_facts(devices),
+        warnings=[_UNVERIFIED, *refused[:_SHOWN], *([f"{more} more rows cannot be predicted"] if more > 0 else [])],
+    )
+
+
+def _facts(devices: Mapping[str, Sequence[MeasuredCase]]) -> dict[str, float]:
+    every = [case for cases in devices.values() for case in cases]
+    facts = {"median_error": float(np.median([abs(case.error) for case in every]))}
+    for name, together in _RANKED.items():
+        cases = [case for device in together for case in devices.get(device, ())]
+        agreement = rank_agreement(cases)
+        if agreement is not None:
+            facts[f"kendall_tau_{name}"] = agreement
+    return facts
+
+
+def rank_agreement(cases: Sequence[MeasuredCase]) -> float | None:
+    """Kendall's tau (b) of systems: those of one prediction are one, whose time is the median of what was measured.
+
+    None where there is nothing to put in order.
+    """
+    systems: dict[float, list[float]] = defaultdict(list)
+    for case in cases:
+        systems[case.predicted].append(case.measured)
+    medians = [float(np.median(times)) for times in systems.values()]
+    return float(kendalltau(list(systems), medians).statistic) if len(set(medians)) > 1 else None
+
+
+def read_steps(file: Path) -> tuple[list[PublishedStep], list[str]]:
+    """The rows that name a known GPU, and a line for each other."""
+    try:
+        with file.open(encoding="utf-8", newline="") as lines:
+            rows = list(csv.DictReader(lines))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{file}: not readable as a table of steps ({error})") from error
+    missing = [name for name in COLUMNS if not rows or name not in rows[0]]
+    if missing:
+        raise InputError(f"{file}: no column {missing[0]!r}; a table of steps has {', '.join(COLUMNS)}")
+    steps, refused = [], []
+    for number, row in enumerate(rows, 2):
+        found = _step(row, f"line {number}")
+        if isinstance(found, str):
+            refused.append(f"{file.name}, {found}")
+        else:
+            steps.append(found)
+    return steps, refused
+
+
+def _step(row: Mapping[str, str | None], where: str) -> PublishedStep | str:
+    name = " ".join(row.get(key) or "" for key in ("round", "org", "system")).strip() or where
+    gpu = row["gpu"] or ""
+    try:
+        nodes, per_node, batch = (int(row[key] or "") for key in ("nodes", "per_node", "batch"))
+        measured_ms = float(row["ms_per_step"] or "")
+    except ValueError:
+        return f"{where}: expected whole numbers of nodes, GPUs and samples, and milliseconds"
+    if not (0 < nodes <= _MOST and 0 < per_node <= _MOST and 0 < batch <= _MOST and 0 < measured_ms < _MOST):
+        return (
+            f"{where}: {nodes} nodes of {per_node} GPUs, a batch of {batch}, {measured_ms} ms; expected more than none of each"
+        )
+    known = next((known for known in _DEVICES if known[0].lower() in gpu.lower()), None)
+    if known is None:
+        return f"{where}: no platform has {gpu[:40]!r}"
+    _, device, one, several = known
+    fabric = one if nodes == 1 else several
+    if fabric is None:
+        return f"{where}: nobody knows how GPUs {gpu[:40]!r} are connected"
+    return PublishedStep(f"{name}, batch {batch}", device, fabric, nodes * per_node, nodes, batch, measured_ms)
