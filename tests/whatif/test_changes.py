@@ -122,6 +122,13 @@ def test_a_prediction_with_changes_is_the_changed_step_and_says_what_each_saves(
         assert low <= each["saves_ms"] <= high
 
 
+def test_the_page_of_a_changed_step_says_what_was_changed(tmp_path: Path) -> None:
+    steptime.predict(EXAMPLES / "prefetch_sync", what_if=["matmul * 0.5"]).html(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "What if matmul * 0.5" in page
+    assert "Without the changes" in page
+
+
 def test_random_texts_are_changes_or_one_line() -> None:
     pieces = [
         "matmul", "host", "sync", "kernel:", "op:", "rank:", "all_reduce", "batch", "tf32", "on", "*", "=", "0.5", "1e9", "-1",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from steptime._files import write_output
 from steptime._report.answers import Prediction, plain, table_of
 from steptime._report.json import SCHEMA_VERSION, Document, prediction_document
 from steptime._report.layout import body_width, grid, literal, print_body, print_line, print_section, print_warnings, width_of
@@ -43,6 +45,16 @@ class ChangedPrediction(Prediction):
         """The keys of `steptime predict --json` for the changed step, the step before, and what every change saves."""
         assert self.what_if is not None
         return plain({**prediction_document(self), **changes_document(self.what_if)})
+
+    def html(self, path: str | Path) -> None:
+        """Writes the page of the changed step, which says what every change saves."""
+        from steptime._report.html.page import page
+
+        assert self.what_if is not None
+        facts = {"Without the changes": f"{time_ms(self.what_if.before.step_time_ms)} ms"}
+        for saving in self.what_if.each:
+            facts[f"What if {saving.changes[0]}"] = f"{_signed(saving.saves_ms)} ms saved alone ({percent(saving.share)})"
+        write_output(Path(path), page(self, facts=facts))
 
 
 def changes_document(found: WhatIf) -> Document:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from steptime._ops.families import WorkFamily
-from steptime._program.host_code import long_outside_ops
 from steptime._sim.prediction import PredictedStep
 from steptime._whatif.grammar import Change, parse
 from steptime._whatif.savings import Saving, Scene
@@ -43,40 +42,40 @@ def suggested(scene: Scene) -> Suggested:
     """The changes that save most, best first."""
     meanings: dict[str, str] = {}
     found: list[tuple[float, Change]] = []
-    for text, meaning in _candidates(scene.prediction):
-        change = parse(text)
-        try:
-            saved = scene.saves_ms([change])
-        except InputError:
-            continue  # nothing to change, or no model to ask
-        meanings[change.text] = meaning
-        found.append((saved, change))
+    for alternatives in _candidates(scene.prediction):
+        for text, meaning in alternatives:
+            change = parse(text)
+            try:
+                saved = scene.saves_ms([change])
+            except InputError:
+                continue  # nothing to change, or no model to ask
+            meanings[change.text] = meaning
+            found.append((saved, change))
+            if saved:
+                break
     worth = [each for each in found if each[0] >= _WORTH_SAYING * scene.prediction.step_time_ms]
     worth.sort(key=lambda each: (-each[0], each[1].text))
     return Suggested(tuple(scene.saving([change]) for _, change in worth[:MOST_LISTED]), meanings, len(found))
 
 
-def _candidates(step: PredictedStep) -> Iterator[tuple[str, str]]:
-    """What can be tried: texts of changes, and what each means."""
+def _candidates(step: PredictedStep) -> Iterator[tuple[tuple[str, str], ...]]:
+    """What can be tried: texts of changes and what each means; of several, the first that saves something."""
     programs = [each.cohort.program for each in step.timeline.cohorts]
     for family in step.breakdown:
         if family != WorkFamily.COMMUNICATION.label:
-            yield (
-                f"{family} roofline",
-                f"kernels of {family.replace('_', ' ')} as quick as large ones get to the device's peaks",
-            )
+            kernels = f"kernels of {family.replace('_', ' ')}"
+            at_peak = f"{family} roofline", f"{kernels} as quick as large ones get to the device's peaks"
+            yield at_peak, (f"{family} * 0.5", f"{kernels} twice as quick; what they could be at best is not known")
     for kind in dict.fromkeys(each.kind for program in programs for each in program.collectives):
-        yield f"{kind} overlap", f"{kind} beside computation, not waited for until gradients are needed"
-        yield f"{kind} remove", f"no {kind} at all: the most that a faster network can save"
+        yield ((f"{kind} overlap", f"{kind} beside computation, not waited for until gradients are needed"),)
+        yield ((f"{kind} remove", f"no {kind} at all: the most that a faster network can save"),)
     if step.straggler is not None:
-        yield f"rank:{step.straggler.rank} level", f"rank {step.straggler.rank} as quick as the median of the others"
+        rank = step.straggler.rank
+        yield ((f"rank:{rank} level", f"rank {rank} as quick as the median of the others"),)
     for name in _synchronisations(step):
-        yield f"sync:{name} remove", f"the host does not wait in {name}"
-    yield from (
-        _MEANINGS.items()
-        if any(long_outside_ops(program).any() for program in programs)
-        else (each for each in _MEANINGS.items() if each[0] != "python remove")
-    )
+        yield ((f"sync:{name} remove", f"the host does not wait in {name}"),)
+    for each in _MEANINGS.items():
+        yield (each,)
 
 
 def _synchronisations(step: PredictedStep) -> list[str]:

@@ -25,6 +25,7 @@ _ALIASES = {
 }  # fmt: skip
 _FAMILIES = {family.label: family for family in WorkFamily}
 _SHOWN = 6
+_ENGINE = ("autograd::", "torch::autograd::")  # around every op of a backward pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +161,7 @@ def sync_name(program: Program, call: int) -> str:
     op, name = int(program.calls.op[call]), program.names[int(program.calls.api[call])]
     while op >= 0:
         called = program.names[int(program.ops.name[op])]
-        if "::" in called:
+        if "::" in called and not called.startswith(_ENGINE):
             name = called
         op = int(program.ops.parent[op])
     return name
