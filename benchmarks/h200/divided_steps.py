@@ -4,7 +4,8 @@
 `divided` (the usual one), under several ways to divide their tables, and `recommenders`, with dense sides in other precisions,
 interactions and optimisers. On one, `steptime measure steps --share-gpu --ranks 1,2,4,8 --only timed,GROUP -o DIR` times them.
 `... score FILE DIR [GROUP]` compares: errors as committed, and with the calibration that each group of ranks made of its own
-machine; of every model with several plans whether these are in the order in which they were measured.
+machine; of every model with several plans whether these are in the order in which they were measured. `... keep DIR MEASURED
+[GROUP]` writes the times of a run as they are committed, which `score FILE MEASURED [GROUP]` reads without calibrations.
 """
 
 from __future__ import annotations
@@ -62,22 +63,39 @@ def predict(file: str, group: str = DIVIDED) -> None:
     Path(file).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
-def score(file: str, folder: str, group: str = DIVIDED) -> None:
+def score(file: str, run: str, group: str = DIVIDED) -> None:
     """Prints every case with the errors, and of every model whether its plans are in order."""
     known = cases(group)
     committed = json.loads(Path(file).read_text(encoding="utf-8"))
-    rows = {name: each for name, each in measured(Path(folder)).items() if name in known}
-    taken = {name: median(row["time_ns"] for row in each) / 1e6 for name, each in rows.items()}
-    calibrations = RunCalibrations(Path(folder))
+    if Path(run).is_dir():
+        rows = {name: each for name, each in measured(Path(run)).items() if name in known}
+        taken = {name: median(row["time_ns"] for row in each) / 1e6 for name, each in rows.items()}
+        calibrations = RunCalibrations(Path(run))
+        with_them = {
+            "calibrated": {name: calibrated(known[name], calibrations.of_step(each[0])) for name, each in rows.items()}
+        }
+    else:
+        kept, with_them = json.loads(Path(run).read_text(encoding="utf-8")), {}
+        taken = {name: median(kept[name]["step_ms"]) for name in known if name in kept}
     told = {
         "committed": {name: (committed[name]["step_time_ms"], *committed[name]["interval_ms"]) for name in taken},
-        "calibrated": {name: calibrated(known[name], calibrations.of_step(each[0])) for name, each in rows.items()},
+        **with_them,
     }
     for name, time_ms in taken.items():
         shown = "  ".join(f"{said[name][0]:8.3f} {100 * (said[name][0] / time_ms - 1):+6.1f} %" for said in told.values())
-        print(f"{name:40s} {time_ms:8.3f}  {shown}")
+        print(f"{name:48s} {time_ms:8.3f}  {shown}")
     for how, said in told.items():
         print(f"{how}: {summary(taken, said, known)}")
+
+
+def keep(folder: str, file: str, group: str = DIVIDED) -> None:
+    """Writes the times of a run, and what it was made with."""
+    known, found = cases(group), {}
+    for name, rows in measured(Path(folder)).items():
+        if name in known:
+            found[name] = {"step_ms": [round(time_ns / 1e6, 4) for row in rows for time_ns in row["times_ns"]]}
+            found["recipe"] = {key: rows[0][key] for key in ("torch", "device", "date", "command")}
+    Path(file).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def measured(folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -131,8 +149,8 @@ def ordered(pairs: Sequence[tuple[float, float]]) -> Iterator[bool]:
 
 
 def main(command: str, *given: str) -> Any:
-    """One of the two."""
-    return {"predict": predict, "score": score}[command](*given)
+    """One of them."""
+    return {"predict": predict, "score": score, "keep": keep}[command](*given)
 
 
 if __name__ == "__main__":

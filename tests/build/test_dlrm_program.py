@@ -18,6 +18,7 @@ from steptime._build.dlrm.plan import Plan
 from steptime._build.dlrm.step import LocalTables, rank_program
 from steptime._build.dlrm.tables import LocalTable
 from steptime._lookups.generators import Generator
+from steptime._models.kernels.from_ops import questions_of
 from steptime._models.memory.peak import peak_memory
 from steptime._ops.waits import tensor_waits
 from steptime._program.program import Program, Signature, Tensor
@@ -141,6 +142,14 @@ def test_a_rank_without_tables_takes_part_in_every_exchange(lookup: str) -> None
     assert kinds[0] == kinds[1]
     assert without.collectives[0].in_splits == (0, 0)
     assert without.collectives[0].out_splits == with_tables.collectives[0].out_splits == (8 * 24, 0)
+
+
+def test_a_gradient_that_does_not_lie_in_rows_is_copied_before_it_is_looked_up() -> None:
+    """Lookups are measured with gradients that do; on one rank these are columns of what the layers give."""
+    local = LocalTables((LocalTable(1000, 8, 32, 30),) * 3)
+    alone, first = rank_program(small(), local, (24,), 0), rank_program(small(), local, (24, 0), 0)
+    copied = [[work.name for work in questions_of(program)].count("aten::clone") for program in (alone, first)]
+    assert copied == [1, 0]
 
 
 def test_long_runs_of_one_row_take_more_levels_to_sum() -> None:

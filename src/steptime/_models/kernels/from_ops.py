@@ -29,9 +29,10 @@ COMPUTE, LOOKUP, COLLECTIVE, RECURRENT, UNKNOWN = "compute", "lookup", "collecti
 _WRITTEN_WITHIN_BYTES = 32 * MIB
 _REMEMBERED = 64
 _COPY, _KEPT_COPY = "copy_", "aten::clone"
+_ROW_MAJOR = "aten::contiguous"
 _MASK_READ = "aten::nonzero"  # by ops that index by masks
 # Whether what is inside an op is the op's own.
-_CLOSED, _IN_PLACE = 1, 2
+_CLOSED, _IN_PLACE, _LOOKED_UP = 1, 2, 3
 # Ops that are one kernel in this dtype, and made of others in any other (native/cuda/GroupedBlas.cpp).
 _ONE_KERNEL_IN = {"aten::_grouped_mm": "bfloat16"}
 
@@ -202,7 +203,7 @@ class _Walk:
                 if row not in table.same_inside:
                     self._issue(_Issue(row, RECURRENT))
             elif role is not Role.COMPOSITE:
-                closed[row] = _CLOSED
+                closed[row] = _LOOKED_UP if role is Role.LOOKUP else _CLOSED
                 if row in self._collectives or role in (Role.LOOKUP, Role.LAUNCHES, Role.OPEN):
                     self._issue(_Issue(row, COLLECTIVE if role is Role.COLLECTIVE else LOOKUP))
         return open_ops
@@ -210,6 +211,8 @@ class _Walk:
     @staticmethod
     def _apart(kind: OpKind, around: int) -> bool:
         """Whether an op is no part of the measured call that it is inside of."""
+        if around == _LOOKED_UP:  # measured with gradients that lie in rows
+            return kind.name == _ROW_MAJOR
         return kind.name == _MASK_READ or (around == _IN_PLACE and kind.name == _KEPT_COPY)
 
     def _updates(self, row: int) -> bool:
