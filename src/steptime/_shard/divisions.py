@@ -110,8 +110,8 @@ class TaskDivisions:
         )
         copied = self._copied(search, saved_ns)
         copied[1:1] = [self._cut(item, loads, _DIVIDED_ABOVE[0] * mean, COLUMN_WISE) for item in copied[:1]]
-        nodes = [self._by_node(search, loads, _DIVIDED_ABOVE[0] * mean, kind) for kind in NODE_KINDS]
-        nodes += [self._by_node(search, loads, 0.0, TABLE_ROW_WISE)]
+        nodes = [self._by_node(search, item, loads, 0.0, TABLE_ROW_WISE) for item in (*copied[:1], division)]
+        nodes += [self._by_node(search, division, loads, _DIVIDED_ABOVE[-1] * mean, kind) for kind in NODE_KINDS]
         seen = {division}
         few = min(most, _MOST_PLAYED)
         for entry, count in ((sliced, most), (copied, few), (by_rows, few), (nodes, few)):
@@ -138,17 +138,19 @@ class TaskDivisions:
         new = division.shards(self.task.tables)
         return np.array([place.get(shard, 0) if rank == FREE else rank for shard, rank in zip(new, pinned, strict=True)])
 
-    def _by_node(self, search: Search, loads: Floats, above: float, kind: str) -> Division:
-        """The tables with larger loads on nodes, each where least is to do."""
-        division, count = search.division, self.task.ranks // self.per_node
+    def _by_node(self, search: Search, division: Division, loads: Floats, above: float, kind: str) -> Division:
+        """The whole tables with larger loads on nodes, each where least is to do; others stay where the best plan has them."""
+        count = self.task.ranks // self.per_node
         if count < 2:
             return division
         held = np.zeros(count)
-        shards = division.shards(self.task.tables)
+        shards = search.division.shards(self.task.tables)
         cut = [index for index in np.argsort(-loads, kind="stable").tolist() if loads[index] > above]
         cut = [index for index in cut if kind in self.task.allowed(index) and division.kinds[index] == TABLE_WISE]
         for shard, rank in zip(shards, search.best.rank_of, strict=True):
-            held[rank // self.per_node] += 0.0 if shard.table in cut else loads[shard.table]
+            held[rank // self.per_node] += (
+                0.0 if shard.table in cut or division.slices[shard.table] == 0 else loads[shard.table]
+            )
         for index in cut:
             division = self._on_nodes(division, index, kind, held, float(loads[index]))
         return division
