@@ -38,7 +38,8 @@ _TRACES = ("*.json", "*.json.gz")
 def validate_recordings(folder: Path | None = None) -> Validation:
     """The runs under a folder: traces of one run in a folder of their own, or a file; without one, the shipped traces."""
     where = MEASUREMENTS / "traces" if folder is None else folder
-    compared, notes = [], []
+    compared: list[Compared] = []
+    notes: list[str] = []
     for run in runs_in(where):
         try:
             compared += _compared(run)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from steptime._models.estimate import Estimate
+from steptime._models.estimate import Estimate, Source
 from steptime._models.host.columns import host_columns
 from steptime._models.host.model import Speed
 from steptime._models.lookups.contention import MemoryUse
@@ -186,7 +186,8 @@ def _by_answer(program: Program, works: Sequence[OpWork]) -> tuple[list[tuple[li
     """The answers about an op with the rows of the kernels launched by it or within it; and the rows of all other kernels."""
     of_op: dict[int, list[OpWork]] = defaultdict(list)
     for work in works:
-        of_op[work.op].append(work)
+        if work.estimate.source is not Source.FALLBACK:  # what was recorded is more than a guess
+            of_op[work.op].append(work)
     parents, calls = program.ops.parent.tolist(), program.calls.op.tolist()
     by_answer: dict[int, list[int]] = defaultdict(list)
     unanswered = []
