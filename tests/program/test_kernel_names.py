@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from steptime._program.formats.kineto.arguments import read_signatures
 from steptime._program.load import load
 from steptime._program.program import Program, tensors_in
 
@@ -67,3 +68,8 @@ def test_collectives_have_the_sizes_of_nccls_ops_where_kernels_have_none(tmp_pat
 
     program = changed(tmp_path, "gpt_fsdp2_small/rank0.kineto.json.gz", bare)
     assert {each.bytes_in for each in program.collectives if each.sequence >= 0} == {1024 * 8 * 4}
+
+
+def test_numbers_of_python_are_no_tensors_of_the_device() -> None:
+    (signature,) = read_signatures([(b"[[8, 4], [], []]", b'["float", "double", "float"]', b"", b"")])
+    assert [tensor.device for tensor in tensors_in(signature.inputs)] == [None, "cpu", None]

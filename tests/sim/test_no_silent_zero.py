@@ -82,7 +82,7 @@ def test_a_kineto_trace_without_device_events_is_guessed_from_its_ops_and_refuse
     workload = changed(tmp_path, "rank0.kineto.json.gz", without_device_events)
     busy, said = busy_ms(workload)
     expected, _ = busy_ms(load([EXAMPLE / "rank0.kineto.json.gz"]))
-    assert busy == pytest.approx(expected, rel=0.2)  # a recording also has kernels that its ops do not tell of
+    assert busy == pytest.approx(expected, rel=0.3)  # a recording also has copies and kernels that its ops do not tell of
     assert "have no device event" in said
     with pytest.raises(InputError, match="no device event"):
         predict_on(workload, Platform.load(QUARTERS), strict=True)

@@ -28,6 +28,7 @@ _DESCRIPTION = (
     "collective", "in_elements", "out_elements", "dtype", "in_splits", "out_splits",
     "group", "group_ranks", "group_size", "source_rank", "destination_rank",
 )  # fmt: skip
+_WRAPPED = ("float64", "int64")
 _NOT_TENSORS = {"", "Scalar", "ScalarList", "Int", "Double", "Bool", "None", "String", "Device"}
 
 
@@ -178,7 +179,10 @@ def _value(shape: Any, kind: str, stride: Any, value: Any) -> Value:
         )
     if kind in _NOT_TENSORS or kind.startswith("GenericList"):
         return _literal(value)
-    return Tensor(_ints(shape), dtype_name(kind), _ints(stride) if isinstance(stride, list) and stride else None)
+    dtype = dtype_name(kind)
+    # A number that Python gave, as dispatch wraps it: a tensor of the host without dimensions.
+    device = "cpu" if shape == [] and dtype in _WRAPPED else None
+    return Tensor(_ints(shape), dtype, _ints(stride) if isinstance(stride, list) and stride else None, device=device)
 
 
 def _literal(value: Any) -> Value:
