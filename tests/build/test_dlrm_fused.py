@@ -14,8 +14,12 @@ from steptime._build.dlrm.config import Overrides, dlrm_of
 from steptime._build.dlrm.model import FUSED_OPTIMIZERS, Dlrm
 from steptime._build.dlrm.plan import DATA_PARALLEL, GRID, ROW_WISE, TABLE_ROW_WISE, TABLE_WISE
 from steptime._build.dlrm.workload import dlrm_workload
+from steptime._platforms.platform import Platform
+from steptime._program.one_step import one_step
 from steptime._program.program import Program
+from steptime._program.workload import Workload
 from steptime._shard.rules import Machine, place
+from steptime._sim.modelled.device_work import device_work
 from steptime._units import dtype_bytes
 from steptime.errors import InputError
 
@@ -63,6 +67,22 @@ def test_a_captured_step_costs_its_host_one_launch() -> None:
     assert busy["device_busy_ms"] > 0.6 * captured.step_time_ms
 
 
+def lookups_backward(workload: Workload) -> list[float]:
+    (found,) = device_work([one_step(workload.programs[0])], Platform.load("1xh200").device, workload.lookups)
+    return [work.estimate.time_ns for work in found.works if work.group == "lookup backward"]
+
+
+@pytest.mark.parametrize("lookup", ["table_batched", "fbgemm"])
+def test_what_is_sorted_ahead_is_no_longer_backward_and_takes_no_longer(lookup: str) -> None:
+    plan = {"a": {"kind": "row_wise"}, "b": {"kind": "data_parallel"}, "c": 0}
+    built = [dlrm_workload(model(lookup=lookup, presorted=ahead, cuda_graph=True), 2, plan) for ahead in (False, True)]
+    works = [lookups_backward(workload) for workload in built]
+    assert [len(each) for each in works] == [3, 6]  # what is sorted apart from the rest
+    assert sum(works[1]) == pytest.approx(sum(works[0]))
+    before, after = (predict(workload, "2xh200-nvlink").step_time_ms for workload in built)
+    assert after <= before * 1.001
+
+
 def test_mlperfs_tables_are_copied_divided_and_spread() -> None:
     tables = read_dlrm_config(MLPERF, Overrides()).model.tables
     for ranks, expected in ((8, {DATA_PARALLEL, ROW_WISE, TABLE_WISE}), (64, {DATA_PARALLEL, GRID, TABLE_ROW_WISE})):
@@ -87,6 +107,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"interaction": "dot", "cross_rank": None}, 'fused = true with interaction "dot"'),
     ({"dense_optimizer": "adam_fused"}, 'fused = true with dense_optimizer "adam_fused"'),
     ({"exchange_precision": "bf16"}, 'fused = true with exchange_precision "bf16"'),
+    ({"presorted": "a"}, "presorted is 'a'; expected true or false"),
+    ({"presorted": True, "prefetch": "lookups"}, 'presorted = true with prefetch "lookups"'),
     ({"fused": 1}, "fused is 1; expected true or false"),
     ({"cuda_graph": "yes"}, "cuda_graph is 'yes'; expected true or false"),
     ({"lookup": "embedding_bag", "fused": False, "precision": "fp32", "cuda_graph": True}, "cuda_graph = true with lookup"),

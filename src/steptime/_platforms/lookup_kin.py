@@ -14,16 +14,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from steptime._hardware.device import DeviceLimits
+from steptime._lookups.workload import STATE_PER_WEIGHT
 from steptime._models.estimate import Estimate, Source
 from steptime._models.lookups.fitted import LookupEstimate
-from steptime._models.lookups.question import BACKWARD, TABLE_BATCHED, Lookup
+from steptime._models.lookups.question import TABLE_BATCHED, Lookup
 from steptime._platforms.transfer import lookup_works
 
 # How far the time of what was never measured itself may be off, to either side, by the model of its kin.
 KIN_FACTOR = 2.0
 _FLOAT, _HALF = "float32", "float16"
 _MEASURED_DTYPES = (_FLOAT, _HALF, "bfloat16")
-_STATE = "rowwise_adagrad"
+_ROWWISE = "rowwise_adagrad"
 
 
 def nearest_measured(lookup: Lookup) -> Lookup:
@@ -31,8 +32,10 @@ def nearest_measured(lookup: Lookup) -> Lookup:
     if lookup.implementation != TABLE_BATCHED:
         return lookup
     optimizer, dtype = lookup.optimizer, lookup.dtype
-    if lookup.direction == BACKWARD and optimizer != "sgd":  # a state was measured beside single precision alone
-        optimizer, dtype = _STATE, _FLOAT
+    if optimizer in STATE_PER_WEIGHT:  # element by element, as SGD; a state of rows is that of a sum over each first
+        optimizer = "sgd"
+    if optimizer == _ROWWISE:  # which was measured in single precision alone
+        dtype = _FLOAT
     elif dtype not in _MEASURED_DTYPES:
         dtype = _HALF
     same = (optimizer, dtype) == (lookup.optimizer, lookup.dtype)

@@ -77,7 +77,8 @@ class Evaluator:
             raise InputError(
                 f"{model.name} on {ranks} ranks, platform {platform.name} has {platform.ranks}; choose one with {ranks} or more"
             )
-        self.model, self.platform, self.ranks, self.calibration = model, platform, ranks, calibration
+        # What a plan changes is the whole of its lookups, so that none of it is sorted ahead, whichever plan that is.
+        self.model, self.platform, self.ranks, self.calibration = replace(model, presorted=False), platform, ranks, calibration
         self._laws, self._whole = laws, Division.whole(len(model.tables))
         self._prepared: dict[Division, PreparedDivision] = {}
         self._steps: dict[frozenset[tuple[int, str]], ComposedStep] = {}

@@ -23,6 +23,9 @@ _CHUNK = 32
 _INT32 = 1 << 31
 _ROWWISE = "rowwise_adagrad"
 
+SORTING = 2
+"""The stream on which lookups are sorted ahead."""
+
 
 @dataclass(frozen=True, slots=True)
 class TableBatchedSizes:
@@ -65,7 +68,7 @@ class TableBatchedOps(TableOps):
         vectors: str = "float32",
     ) -> None:
         emit, sizes = tape.emit, table_batched_sizes(tables)
-        self._vectors = vectors
+        self._vectors, self._sorted = vectors, False
         self._tape, self._bags, self._sizes = tape, batch * (sizes.sequence or 1), sizes
         self._adagrad = optimizer == _ROWWISE and not dense
         self._anchor = tape.parameter(emit.tensor((sum(sizes_of(tables)) if dense else 0,), sizes.dtype))
@@ -88,10 +91,21 @@ class TableBatchedOps(TableOps):
             emit.contiguous(gradient)
         dense = emit.zeros(emit.tensor(self._anchor.shape, self._anchor.dtype), from_python=True) if self.parameters else None
         if self._indices.numel:
+            if self._sorted:
+                emit.follow(0, SORTING)
+            else:
+                self._sort()
             self._sum_rows()
         return dense
 
-    def _sum_rows(self) -> None:
+    def sort_ahead(self) -> None:
+        """Keys of all lookups, sorted, and where each is from."""
+        if self._indices.numel:
+            self._sorted = True
+            with self._tape.emit.write("TableBatchedLookupIndices", (self._indices, self._offsets)):
+                self._sort()
+
+    def _sort(self) -> None:
         emit, count, key_type = self._tape.emit, self._indices.numel, self._sizes.key_type
         keys, infos = emit.empty_from_python((count,), key_type), emit.empty_from_python((count,), "int64")
         values, order = emit.tensor(keys.shape, keys.dtype), emit.tensor(keys.shape, "int64")
@@ -100,6 +114,9 @@ class TableBatchedOps(TableOps):
         emit.index_select(infos, order)
         for weights in self._weights:
             emit.index_select(weights, order)
+
+    def _sum_rows(self) -> None:
+        emit, count, key_type = self._tape.emit, self._indices.numel, self._sizes.key_type
         stride = self._sizes.widest // 4
         if self._adagrad:
             stride = 1 << (stride - 1).bit_length()
@@ -127,7 +144,7 @@ class FbgemmOps(TableOps):
         vectors: str = "float32",
     ) -> None:
         emit, sizes = tape.emit, table_batched_sizes(tables)
-        self._vectors = vectors
+        self._vectors, self._sorted = vectors, False
         self._tape, self._bags, self._sizes = tape, batch * (sizes.sequence or 1), sizes
         self._rows = sum(table.rows for table in tables)
         if sizes.dtype == "int8":  # rows of bytes, with what they are scaled by among them
@@ -182,13 +199,27 @@ class FbgemmOps(TableOps):
         )
 
     def _backward(self, gradient: Tensor) -> Tensor | None:
-        """Row numbers over all tables, sorted with where each is from, and the runs of equal ones with their lengths."""
+        """Rows are summed and updated run by run."""
         emit, count = self._tape.emit, self._indices.numel
         if not is_contiguous(gradient):
             emit.contiguous(gradient)
         dense = emit.zeros(emit.tensor(self._anchor.shape, self._anchor.dtype)) if self.parameters else None
-        for dtype in ("int64", "int32", "int64", "int32", "int64", "int32") if count else ():
-            emit.empty(emit.tensor((count,), dtype))
+        if self._sorted:
+            emit.follow(0, SORTING)
+        elif count:
+            self._sort()
         if self._lookup_weights is not None:
             emit.empty(emit.tensor((count,)))
         return dense
+
+    def sort_ahead(self) -> None:
+        """Row numbers over all tables, sorted, and the runs of equal ones."""
+        if self._indices.numel:
+            self._sorted = True
+            with self._tape.emit.write("SplitLookupIndices", (self._indices, self._offsets)):
+                self._sort()
+
+    def _sort(self) -> None:
+        emit, count = self._tape.emit, self._indices.numel
+        for dtype in ("int64", "int32", "int64", "int32", "int64", "int32"):
+            emit.empty(emit.tensor((count,), dtype))

@@ -57,6 +57,7 @@ _KEYS = (
     "prefetch",
     "cuda_graph",
     "fused",
+    "presorted",
     "ranks",
     "plan",
     "rule",
@@ -141,6 +142,7 @@ def dlrm_of(
         prefetch=section.choice("prefetch", PREFETCHES, "none"),
         cuda_graph=section.switch("cuda_graph", False),
         fused=section.switch("fused", False),
+        presorted=section.switch("presorted", False),
         **_cross(section),
     )
     check_model(model, where)
@@ -239,6 +241,10 @@ def _check_tables(model: Dlrm, where: str) -> None:
         _check_fused(model, where)
     elif model.precision in FUSED:
         raise InputError(f'{where}: precision "{model.precision}" is for fused = true; "bf16-autocast" is PyTorch\'s')
+    if model.presorted and model.prefetch != "none":
+        raise InputError(f'{where}: presorted = true with prefetch "{model.prefetch}"; expected one of the two')
+    if model.lookup not in TOGETHER and model.presorted:
+        raise InputError(f'{where}: presorted = true with lookup "{model.lookup}"; lookup = "table_batched" or "fbgemm"')
     if model.lookup not in TOGETHER and model.cuda_graph:
         raise InputError(
             f'{where}: cuda_graph = true with lookup "{model.lookup}", whose sparse gradients the host waits for; lookup = '

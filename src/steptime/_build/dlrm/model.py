@@ -100,6 +100,7 @@ class Dlrm:
     cross_rank: int | None = None  # of their matrices; None: full
     exchange_precision: str = "fp32"  # what lookups and their gradients are sent in
     fused: bool = False  # dense layers in 16 bits, with all that is not a product fused into products
+    presorted: bool = False  # lookups are sorted for the backward pass beside the dense layers
     cuda_graph: bool = False  # the step is captured once and replayed
     prefetch: str = "none"  # what of the next batch runs beside this one: none | lookups
 
@@ -158,6 +159,7 @@ _LATER_KEYS = (
     "cross_rank",
     "exchange_precision",
     "fused",
+    "presorted",
     "cuda_graph",
     "prefetch",
 )

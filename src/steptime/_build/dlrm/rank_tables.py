@@ -76,6 +76,10 @@ class SequenceOps(TableOps):
         """[samples, rows of a sample * summed dims]."""
         return view(self._tape, self._rows.look_up(), self._shape)
 
+    def sort_ahead(self) -> None:
+        """As the lookups have it."""
+        self._rows.sort_ahead()
+
 
 class GroupedOps(TableOps):
     """Tables that no one kernel looks up: group after group, their columns side by side, as TorchRec has them."""
@@ -86,6 +90,11 @@ class GroupedOps(TableOps):
     def look_up(self) -> Tensor:
         """[global batch, summed columns]."""
         return cat(self._tape, [group.look_up() for group in self._groups])
+
+    def sort_ahead(self) -> None:
+        """Group after group."""
+        for group in self._groups:
+            group.sort_ahead()
 
 
 class FusedCopyOps(TableOps):
@@ -103,6 +112,10 @@ class FusedCopyOps(TableOps):
     def look_up(self) -> Tensor:
         """Sums of looked-up rows of the rank's own samples, [local batch, summed dims]."""
         return self._looked_up.look_up()
+
+    def sort_ahead(self) -> None:
+        """As the lookups have it."""
+        self._looked_up.sort_ahead()
 
     def _ready(self, gradient: Tensor) -> None:
         if self._tape.emit.world_size > 1:
@@ -146,6 +159,10 @@ class CopyOps(TableOps):
         """Sums of looked-up rows of the rank's own samples, [local batch, summed dims]."""
         with self._reducer.forward():
             return self._looked_up.look_up()
+
+    def sort_ahead(self) -> None:
+        """As the lookups have it."""
+        self._looked_up.sort_ahead()
 
     def update(self) -> None:
         """The optimiser's step over dense gradients."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
+from steptime._build.dlrm.batched_tables import SORTING
 from steptime._build.dlrm.exchanges import ColumnExchangeOps, NodeExchangeOps, Nodes, RowExchangeOps
 from steptime._build.dlrm.fused import FusedDense
 from steptime._build.dlrm.model import AUTOCAST, Dlrm
@@ -106,6 +107,8 @@ class _Step:
             blocks, copied = self._looked_up_ahead(), self._look_up_copies()
             return self._dense.bottom(self._inputs), (*blocks, *copied)
         started, copied = self._start(), self._look_up_copies()
+        if self._model.presorted:
+            self._sort_ahead()
         dense = self._dense.bottom(self._inputs)
         return dense, (*self._finish(started), *copied)
 
@@ -130,6 +133,12 @@ class _Step:
             copies.clear()
             copied.append(copies.look_up())
         return copied
+
+    def _sort_ahead(self) -> None:
+        """In the order of the lookups, on a stream of its own, while the dense layers run."""
+        with self._tape.emit.on_stream(SORTING):
+            for tables in (*(sharded for sharded, _ in self._sharded), *self._copies):
+                tables.sort_ahead()
 
     def _looked_up_ahead(self) -> tuple[Tensor, ...]:
         """What the step before looked up and sent for this batch; the same for the next one begins on a stream of its own.

@@ -50,6 +50,9 @@ class TableOps(ABC):
     def look_up(self) -> Tensor:
         """Sums of looked-up rows, [global batch, summed dims]."""
 
+    def sort_ahead(self) -> None:  # noqa: B027
+        """What the backward pass needs of indices alone, beside other work: nothing where it is not apart."""
+
     def clear(self) -> None:  # noqa: B027
         """What is written before the lookups: nothing where weights are no parameters, and there is no gradient to clear."""
 

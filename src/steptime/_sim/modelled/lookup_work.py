@@ -53,6 +53,9 @@ _DENSE_BAG, _SPARSE_ROWS = "embedding_bag_dense", "embedding_sparse"
 # Coalescing a gradient reads back how many rows are distinct (SparseCUDATensor.cu, unique_by_key), and the host waits for it; a
 # dense gradient leaves the number on the device (EmbeddingBackwardKernel.cu; recorded steps in examples/dlrm_overlap4).
 _COALESCE, _READ_BACK_AFTER = "coalesce", "unique"
+# What a backward pass does with indices alone, where that is an op of its own beside other work: our kernel's, and FBGEMM's.
+_OF_INDICES = frozenset(("linearize", "sort_prepare", "sort_passes", "gather", "sort", "runs"))
+_INDICES = "Indices"
 _INDEX_DTYPES = ("int64", "int32")
 # PyTorch's nodes are named so; FBGEMM's are `torch::autograd::CppNode<SplitLookupFunction_*_Op>`.
 _BACKWARD = re.compile("backward|CppNode", re.IGNORECASE)
@@ -101,6 +104,7 @@ class _Rows:
     forward: tuple[int, ...]
     backward: tuple[int, ...]
     update: tuple[int, ...]
+    indices: tuple[int, ...] = ()  # sorted ahead, in the order of the lookups
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +207,11 @@ def _of_fbgemm(program: Program, issued: Sequence[IssuedWork]) -> tuple[tuple[_O
 
 def _rows(program: Program, issued: Sequence[IssuedWork]) -> _Rows:
     update = [work.op for work in issued if work.name in _UPDATES or program.ops.phase[work.op] == Phase.OPTIMIZER]
-    backward = [work.op for work in issued if _BACKWARD.search(work.name) and work.op not in update]
-    forward = [work.op for work in issued if not _BACKWARD.search(work.name) and work.op not in update]
-    return _Rows(tuple(forward), tuple(backward), tuple(update))
+    indices = [work.op for work in issued if work.name.endswith(_INDICES)]
+    passes = [work for work in issued if work.op not in {*update, *indices}]
+    backward = [work.op for work in passes if _BACKWARD.search(work.name)]
+    forward = [work.op for work in passes if not _BACKWARD.search(work.name)]
+    return _Rows(tuple(forward), tuple(backward), tuple(update), tuple(indices))
 
 
 def _in_order(program: Program, rows: _Rows, left: Sequence[frozenset[str]]) -> Iterator[_Asked]:
@@ -213,6 +219,8 @@ def _in_order(program: Program, rows: _Rows, left: Sequence[frozenset[str]]) -> 
     expected = len(left)
     for index, op in enumerate(rows.forward):
         yield _Asked(op, FORWARD, index % expected)
+    for index, op in enumerate(rows.indices):
+        yield _Asked(op, BACKWARD, expected + index % expected, _OF_INDICES, others=False)
     for op, table in zip(rows.backward, _tables_backward(program, rows, expected), strict=True):
         yield _Asked(op, BACKWARD, expected + table, left[table])
     # An optimiser goes through its tables in the order in which they were made.
@@ -231,6 +239,8 @@ def _left_to_optimizer(statistics: RankLookups, rows: _Rows) -> list[frozenset[s
         kernels = _UPDATE_LAUNCHES if rows.update else frozenset()
         if group.optimizer == DENSE:
             kernels = frozenset() if batched else _OF_ALL_ROWS
+        if batched and rows.indices:
+            kernels |= _OF_INDICES
         left += [kernels] * (1 if batched else len(group.steps.tables))
     return left
 
