@@ -160,12 +160,26 @@ def test_named_changes_of_a_recording_take_ratios_of_models() -> None:
     assert -2 * step_ms < twice < 0 < named_saves_ms("prefetch_sync", "batch * 0.5")
 
 
-def test_another_batch_is_about_what_the_config_with_it_takes() -> None:
-    config, platform = EXAMPLES / "configs" / "bert.toml", "1xh200"
-    before, after = (steptime.predict(config, platform, batch=batch) for batch in (16, 32))
-    answer = steptime.predict(config, platform, batch=16, what_if=["batch = 32"])
-    assert answer.step_time_ms == pytest.approx(after.step_time_ms, rel=0.05)
-    assert before.step_time_ms < answer.step_time_ms
+@pytest.mark.parametrize(
+    ("change", "key", "value", "within"),
+    [
+        ("optimizer fused", 'optimizer = "adamw"', 'optimizer = "adamw_fused"', 0.1),
+        ("bf16 on", 'precision = "fp32"', 'precision = "bf16-autocast"', 0.1),
+        ("tf32 on", 'precision = "fp32"', 'precision = "tf32"', 0.05),
+        ("batch = 64", "batch = 16", "batch = 64", 0.05),
+    ],
+)
+def test_a_named_change_is_about_what_the_config_with_it_says(
+    change: str, key: str, value: str, within: float, tmp_path: Path
+) -> None:
+    written = (EXAMPLES / "configs" / "gpt2.toml").read_text(encoding="utf-8").replace("bf16-autocast", "fp32")
+    assert key in written
+    files = [tmp_path / "before.toml", tmp_path / "after.toml"]
+    for file, text in zip(files, (written, written.replace(key, value)), strict=True):
+        file.write_text(text, encoding="utf-8")
+    before, after = (steptime.predict(file, "1xh200").step_time_ms for file in files)
+    foretold = steptime.predict(files[0], "1xh200", what_if=[change]).step_time_ms
+    assert before - foretold == pytest.approx(before - after, rel=within)
 
 
 def test_named_changes_that_change_nothing_say_so() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from steptime._api.predict import predict
+from steptime._api.predict import platform_ranks, predict
+from steptime._api.read import read
 from steptime._diff.attribute import difference
 from steptime._platforms.calibration import Calibration
 from steptime._platforms.platform import Platform
@@ -26,17 +27,20 @@ def diff(
     before_platform: Machine = None,
     after_platform: Machine = None,
     calibration: str | Path | Calibration | None = None,
+    profiled: bool = False,
 ) -> Compared:
     """Compare two steps: recordings, predictions, or one of each; what makes the second longer or shorter adds up.
 
     Each is a prediction, or anything that `predict` takes: as recorded, or on `platform` (`before_platform` and
-    `after_platform` are of one of them). `calibration` is of the machine of those that are predicted.
+    `after_platform` are of one of them). `calibration` is of the machine of those that are predicted. `profiled`: recorded
+    runs with what their profiler cost.
     """
-    first = _predicted(before, before_platform or platform, calibration)
-    return Compared(difference(first, _predicted(after, after_platform or platform, calibration)))
 
+    def predicted(step: Source | PredictedStep, machine: Machine) -> PredictedStep:
+        if isinstance(step, PredictedStep):
+            return step
+        workload = read(step, platform_ranks=platform_ranks(machine))
+        with_profiler = profiled and any(program.recorded for program in workload.programs)
+        return predict(workload, machine, calibration=None if machine is None else calibration, profiled=with_profiler)
 
-def _predicted(step: Source | PredictedStep, platform: Machine, calibration: str | Path | Calibration | None) -> PredictedStep:
-    if isinstance(step, PredictedStep):
-        return step
-    return predict(step, platform, calibration=None if platform is None else calibration)
+    return Compared(difference(predicted(before, before_platform or platform), predicted(after, after_platform or platform)))

@@ -33,12 +33,13 @@ def whatif(
     batch: int | None = None,
     ranks: int | None = None,
     calibration: str | Path | Calibration | None = None,
+    profiled: bool = False,
 ) -> Suggestions:
     """The changes that would save most of a step: each is made and simulated. Arguments are as for `predict`."""
     workload = read(source, batch=batch, ranks=ranks, platform_ranks=platform_ranks(platform))
     machine = None if platform is None else platform_for(platform, workload.world_size)
     speed = None if machine is None else calibration_for(calibration, machine)
-    step = predict(workload, machine, calibration=calibration if machine is None else speed)
+    step = predict(workload, machine, calibration=calibration if machine is None else speed, profiled=profiled)
     found = suggested(_scene(step, machine))
     return Suggestions(step, found.savings, found.tried, found.meanings, step.warnings)
 

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+Profiled = Annotated[
+    bool, Option("--profiled", help="A recorded run with what its profiler cost, instead of as it runs without one.")
+]
+
+
 def whatif(
     workload: Annotated[
         list[str],
@@ -29,6 +34,7 @@ def whatif(
     batch: Annotated[int | None, Option("--batch", min=1, help="Global batch size, for a config or function.")] = None,
     ranks: Annotated[int | None, Option("--ranks", min=1, help="Number of ranks, for a config or function.")] = None,
     calibration: CalibrationFile = None,
+    profiled: Profiled = False,
     limit: Limit = None,
     json: Json = False,
 ) -> None:
@@ -38,7 +44,7 @@ def whatif(
     from steptime._report.whatif import print_suggestions
 
     job = read(workload, batch=batch, ranks=ranks, platform_ranks=platform_ranks(platform), limit_s=limit, quiet=json)
-    answer = suggested(job, platform, calibration=calibration)
+    answer = suggested(job, platform, calibration=calibration, profiled=profiled)
     show(json, answer.to_dict, lambda console: print_suggestions(console, answer))
 
 
@@ -57,6 +63,7 @@ def diff(
         str | None, Option("--after", metavar="NAME", help="The machine of B alone: `diff RUN RUN --after 1xh200`.")
     ] = None,
     calibration: CalibrationFile = None,
+    profiled: Profiled = False,
     json: Json = False,
     html: Annotated[
         Path | None, Option("--html", metavar="FILE", help="Write everything as a single HTML page that works offline.")
@@ -74,7 +81,8 @@ def diff(
         read([source], platform_ranks=platform_ranks(machine), quiet=json)
         for source, machine in zip((before, after), machines, strict=True)
     )
-    answer = compared(first, second, before_platform=machines[0], after_platform=machines[1], calibration=calibration)
+    options = {"before_platform": machines[0], "after_platform": machines[1]}
+    answer = compared(first, second, **options, calibration=calibration, profiled=profiled)
     if html is not None:
         answer.html(html)
 

@@ -44,14 +44,15 @@ class TensorWaits:
     reason: str = NOBODY
 
 
-def tensor_waits(program: Program, *, recorded: bool = True) -> tuple[TensorWaits, ...]:
+def tensor_waits(program: Program, *, recorded: bool = True, ordered: bool = True) -> tuple[TensorWaits, ...]:
     """What every collective of a program waits for and who waits for it, in order of launch.
 
-    Without `recorded`, waits in the program are passed over as if it had none.
+    Without `recorded`, waits in the program are passed over as if it had none; without `ordered`, collectives that were called
+    in order with compute are followed as if they had been called beside it.
     """
-    key = (TensorWaits, recorded)
+    key = (TensorWaits, recorded, ordered)
     if key not in program.derived:
-        program.derived[key] = _Follow(program, recorded=recorded).all()
+        program.derived[key] = _Follow(program, recorded=recorded, ordered=ordered).all()
     waits: tuple[TensorWaits, ...] = program.derived[key]
     return waits
 
@@ -118,7 +119,7 @@ class _Memory:
 class _Follow:
     """Goes through the ops in order of start."""
 
-    def __init__(self, program: Program, *, recorded: bool) -> None:
+    def __init__(self, program: Program, *, recorded: bool, ordered: bool) -> None:
         self._program, self._table = program, op_table(program)
         pairs = self._table.launching_collectives()
         self._collectives = [int(program.works.collective[work]) for _, work in pairs]
@@ -133,7 +134,7 @@ class _Follow:
             self._take_recorded({work: index for index, (_, work) in enumerate(pairs)})
         self._memory: dict[int, _Memory] = defaultdict(_Memory)
         self._open: list[_Open] = []
-        self._recorded = recorded
+        self._recorded, self._ordered = recorded, ordered
         self._unseen: dict[int, int] = {}
 
     def all(self) -> tuple[TensorWaits, ...]:
@@ -201,7 +202,7 @@ class _Follow:
         for index in self._launched_at[row]:
             self._sent_by[index] = sent_by
             if self._needed_by[index] < 0:
-                in_order, reducer = self._called_in_order(row), self._of_reducer(row)
+                in_order, reducer = self._ordered and self._called_in_order(row), self._of_reducer(row)
                 self._open.append(_Open(index, self._table.steps[row], results or sent, sent, in_order, reducer))
 
     def _pass(self, row: int, effect: _Effect) -> None:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from steptime._files import write_output
 from steptime._report.answers import Prediction, plain, table_of
+from steptime._report.html.page import page
 from steptime._report.json import SCHEMA_VERSION, Document, prediction_document
 from steptime._report.layout import body_width, grid, literal, print_body, print_line, print_section, print_warnings, width_of
 from steptime._report.text import print_header, print_prediction
@@ -48,8 +49,6 @@ class ChangedPrediction(Prediction):
 
     def html(self, path: str | Path) -> None:
         """Writes the page of the changed step, which says what every change saves."""
-        from steptime._report.html.page import page
-
         assert self.what_if is not None
         facts = {"Without the changes": f"{time_ms(self.what_if.before.step_time_ms)} ms"}
         for saving in self.what_if.each:
@@ -139,7 +138,8 @@ def print_changed(console: Console, answer: ChangedPrediction) -> None:
     note = f"of {time_ms(before.step_time_ms)} ms per step without; this report is of the step with"
     print_section(console, "What if", f"{note} {'all changes' if len(found.each) > 1 else 'the change'}")
     several = [found.together] if len(found.each) > 1 else []
-    _print_savings(console, [*found.each, *several], {"; ".join(found.together.changes): "all of these together"})
+    names = {"; ".join(found.together.changes): "all of these together"} if several else {}
+    _print_savings(console, [*found.each, *several], names)
     print_line(console, "Before", before.bound_by)
     print_line(console, "After", found.together.bound_by, spaced=False)
 

@@ -13,9 +13,10 @@ from steptime._sim.core.timing import Cohort
 from steptime._whatif.edits import Floats
 
 DRAWS = 32
-# Of the logarithm of a ratio. Kernel models are off by 3 to 5 % where they were fitted and seldom by more than 15 %, which is
-# also what collectives and kernels beside each other were seen to slow each other by (docs/accuracy.md, docs/collectives.md).
-LEAST_ERROR, MOST_ERROR = 0.05, 0.15
+# Of the logarithm of a ratio. Device times of architectures that models were not fitted on have a p90 of 8 to 14 %, a ratio of
+# two models root two times that; collectives and kernels beside each other slow each other by 5 to 20 % (docs/accuracy.md,
+# docs/collectives.md).
+LEAST_ERROR, MOST_ERROR = 0.1, 0.15
 
 
 def normal(group: str) -> Floats:

@@ -1,19 +1,22 @@
 """Collectives beside computation, as DDP has them, or waited for at once.
 
 Overlapped, a collective has a stream of its own, which waits for what compute has been given before it; compute waits for the
-collective where gradients are needed: where DDP copies them back, where the optimiser begins, at the latest where the step
-ends. What is launched after the backward pass could have begun within it: then the collectives of a step are spread over
-its backward pass, each ready when so much of it is done as those up to it have of all their bytes.
+collective before the op that takes its result, where tensors can be followed (configs, captures, execution traces). Kineto's
+recordings do not say: there it waits where gradients are needed, which is where DDP copies them back, where the optimiser
+begins, at the latest where the step ends. What is launched after the backward pass could have begun within it: then the
+collectives of a step are spread over its backward pass, each ready when so much of it is done as those up to it have of all
+their bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from steptime._ops.families import WorkFamily, op_family
+from steptime._ops.waits import DATA, tensor_waits
 from steptime._program.program import CallKind, Phase, Program, Stream, WorkKind
 from steptime._sim.core.graph import Order
 from steptime._sim.core.timing import Cohort
@@ -30,14 +33,15 @@ def overlapped(cohort: Cohort, works: Mask) -> Cohort:
     order, calls = Order.of(program), program.calls
     needed = _needed_at(program)
     needed = needed[np.argsort(order.call[needed])]
+    waits = tensor_waits(program, recorded=False, ordered=False)
+    data = {each.collective: each.needed_by for each in waits if each.reason == DATA}
     moved = _moved(cohort, works & np.isin(program.works.stream, _compute_streams(program)))
     awaits, ready = calls.awaits.copy(), _ready(program, order, works)
     added = _Added(program)
     for work in np.flatnonzero(works).tolist():
         call, old = int(program.works.call[work]), int(program.works.stream[work])
-        stream, position = int(moved.program.works.stream[work]), int(order.call[call])
-        later = needed[order.call[needed] > position]
-        until = int(later[0]) if len(later) else call
+        stream = int(moved.program.works.stream[work])
+        until = _until(program, order, work, needed, data)
         waiting = np.flatnonzero((calls.kind == CallKind.STREAM_WAIT) & (calls.awaits == work) & (calls.stream != stream))
         early = waiting[order.call[waiting] < order.call[until]]
         awaits[early] = -1
@@ -50,6 +54,17 @@ def overlapped(cohort: Cohort, works: Mask) -> Cohort:
             added.wait(call, stream, ready[work])
     changed = replace(moved, program=replace(moved.program, calls=calls.replace(awaits=awaits)))
     return added.to(with_errors(changed, np.where(works, MOST_ERROR, 0.0)))
+
+
+def _until(program: Program, order: Order, work: int, needed: Rows, data: Mapping[int, int]) -> int:
+    """The call before which compute waits for a collective: of the op that takes its result, or where gradients are needed."""
+    call = int(program.works.call[work])
+    position, op = int(order.call[call]), data.get(int(program.works.collective[work]), -1)
+    if op >= 0:
+        needed = np.flatnonzero(program.calls.op >= op)
+        needed = needed[np.argsort(order.call[needed])]
+    later = needed[order.call[needed] > position]
+    return int(later[0]) if len(later) else call
 
 
 class _Added:
