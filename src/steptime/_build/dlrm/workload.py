@@ -13,7 +13,7 @@ import numpy as np
 
 from steptime._build.dlrm.exchanges import Nodes
 from steptime._build.dlrm.model import KIND, MOST_BATCH, Dlrm, Table
-from steptime._build.dlrm.plan import BY_NODE, DATA_PARALLEL, EVERYWHERE, GRID, ROW_WISE, SLICED, Plan
+from steptime._build.dlrm.plan import BY_NODE, DATA_PARALLEL, GRID, ROW_WISE, SLICED, Plan
 from steptime._build.dlrm.rank_tables import groups_of, what_is_written
 from steptime._build.dlrm.step import LocalTables, parameter_count, rank_program
 from steptime._build.dlrm.tables import LocalTable
@@ -153,7 +153,7 @@ def check_kinds(model: Dlrm, plan: Plan) -> None:
 
 
 def _unmeasured(model: Dlrm, plan: Plan) -> list[str]:
-    kinds = sorted({placed.kind for placed in plan.placements.values()} & {*EVERYWHERE, *BY_NODE})
+    kinds = sorted({placed.kind for placed in plan.placements.values()} & set(BY_NODE))
     if not kinds or plan.ranks == 1:
         return []
     return [f"{model.name}: no step with {' or '.join(kinds)} tables was measured; its pieces are modelled like any other"]

@@ -58,7 +58,7 @@ def print_shard(console: Console, found: Searched, why: Explained, platform: str
     print_warnings(console, [*found.task.notes, *why.doubts, *why.best.warnings])
     if why.every_rank_tables_ns:
         text = f"{time_ms(ms(why.every_rank_tables_ns))} ms of the step, of tables that every rank has a share or a copy of"
-        print_line(console, "Not measured", text, spaced=False)
+        print_line(console, "Every rank", text, spaced=False)
     print_line(console, "Bound by", why.best.bound_by, style="bold")
 
 
