@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from steptime._build.dlrm.config import dlrm_of
-from steptime._build.dlrm.model import LOOKUPS, OPTIMIZERS, TABLE_DTYPES, Dlrm
+from steptime._build.dlrm.model import FUSED, LOOKUPS, OPTIMIZERS, TABLE_DTYPES, Dlrm
 from steptime._build.dlrm.workload import dlrm_workload
 from steptime._models.estimate import Source
 from steptime._models.lookups.fbgemm import lookups_in, of_question
@@ -19,11 +19,13 @@ from steptime._models.memory.peak import peak_memory
 from steptime._platforms.platform import Platform
 from steptime._program.one_step import one_step
 from steptime._program.workload import Workload
+from steptime._shard.configs import placed
 from steptime._sim.modelled.device_work import device_work
 from steptime._sim.modelled.issue import OpWork
 from steptime.errors import InputError
 
 H200 = Platform.load("4xh200-nvlink")
+VALUES: dict[str, Any] = {"batch": 4096, "dense_features": 8, "bottom": [64, 64], "top": [64, 1], "interaction": "cat"}
 
 
 def table(name: str, **changes: Any) -> dict[str, Any]:
@@ -32,8 +34,7 @@ def table(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def model(*tables: dict[str, Any], **changes: Any) -> Dlrm:
-    values = {"batch": 4096, "dense_features": 8, "bottom": [64, 64], "top": [64, 1], "interaction": "cat"}
-    return dlrm_of({**values, "tables": list(tables) or [table("a"), table("b", rows=300_000)], **changes}).model
+    return dlrm_of({**VALUES, "tables": list(tables) or [table("a"), table("b", rows=300_000)], **changes}).model
 
 
 def lookup_works(workload: Workload) -> list[OpWork]:
@@ -175,10 +176,12 @@ def test_a_mistake_is_one_line(changes: dict[str, Any], expected: str) -> None:
 def test_any_values_are_built_or_refused_in_one_line() -> None:
     draws = random.Random(5)
     odd: list[Any] = [None, 0, -1, 1.5, True, "", "fp8", [], {}, float("nan")]
+    switch = [True, False]
     good: dict[str, list[Any]] = {
-        "lookup": list(LOOKUPS), "optimizer": list(OPTIMIZERS), "table_precision": list(TABLE_DTYPES),
+        "lookup": list(LOOKUPS), "optimizer": list(OPTIMIZERS), "table_precision": list(TABLE_DTYPES), "fused": switch,
+        "precision": ["fp32", *FUSED], "cuda_graph": switch, "presorted": switch, "rule": ["copied_and_split", "naive"],
     }  # fmt: skip
-    of_table: dict[str, list[Any]] = {"precision": list(TABLE_DTYPES), "weighted": [True, False], "pooled": [True, False]}
+    of_table: dict[str, list[Any]] = {"precision": list(TABLE_DTYPES), "weighted": switch, "pooled": switch}
 
     def drawn(known: dict[str, list[Any]]) -> dict[str, Any]:
         some = draws.sample(list(known), draws.randint(0, len(known)))
@@ -188,8 +191,9 @@ def test_any_values_are_built_or_refused_in_one_line() -> None:
     for _ in range(500):
         tables = [table(name, rows=50, **drawn(of_table)) for name in "ab"]
         try:
-            dlrm_workload(model(*tables, batch=16, **drawn(good)), 2, {"a": 0, "b": 1})
+            config = dlrm_of({**VALUES, "tables": tables, "batch": 16, **drawn(good)})
+            placed(config, draws.choice([1, 2, 16]))
             built += 1
         except InputError as error:
             assert "\n" not in str(error)
-    assert built > 150
+    assert built > 80
