@@ -190,3 +190,27 @@ def test_a_terminal_without_unicode_still_gets_its_report() -> None:
     assert done.returncode == 0
     assert done.stderr == b""
     assert b"Bound by" in done.stdout
+
+
+def test_a_recording_is_predicted_without_its_profiler_unless_asked_for(capsys: Captured) -> None:
+    answers = []
+    for options in ([], ["--profiled"], ["--platform", "4xh200-quarter-loopback", "--profiled"]):
+        assert run(["predict", str(EXAMPLE), *options, "--json"]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    alone, profiled, on_platform = answers
+    assert [each["profiled"] for each in answers] == [False, True, True]
+    assert 1.2 * alone["step_time_ms"] < profiled["step_time_ms"] == pytest.approx(on_platform["step_time_ms"], rel=0.05)
+    assert 0 < alone["host_code_ms"] < profiled["host_code_ms"] == pytest.approx(on_platform["host_code_ms"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([str(EXAMPLE.parent / "configs" / "gpt2.toml"), "--platform", "1xh200"], "was never recorded"),
+        ([str(EXAMPLE), "--platform", "4xh200-quarter-loopback", "--host", "xeon-h200"], "give one of the two"),
+    ],
+)
+def test_what_cannot_be_predicted_as_recorded_is_said(arguments: list[str], said: str, capsys: Captured) -> None:
+    assert run(["predict", *arguments, "--profiled"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and said in err and err.count("\n") == 1

@@ -16,11 +16,13 @@ from typing import Any
 
 from tests.program.small_traces import RANKS, Files, Json, small_chakra, small_et, small_kineto, small_saved
 
+from steptime._platforms.platform import Platform
 from steptime._program.load import load
 from steptime._program.workload import Workload
 from steptime._report.answers import Replayed
 from steptime._report.inspection import inspect_workload
 from steptime._report.json import dumps, prediction_document
+from steptime._sim.modelled.prediction import predict_on
 from steptime._sim.prediction import predict
 from steptime._sim.recorded.replay import replay
 from steptime.errors import SteptimeError
@@ -291,7 +293,9 @@ def _saved(rng: random.Random) -> Files:
             rng.choice((retype, drop_key, borrow))(
                 rng, program, rng.choice(("collectives", "threads", "streams", "signatures", "orders"))
             )
-    data = json.dumps(document).encode("utf-8", errors="surrogatepass")
+    if rng.random() < 0.3:  # as a timeline that was drawn
+        document = {"displayTimeUnit": "ms", "played": document, "traceEvents": []}
+    data = json.dumps(document, separators=(",", ":")).encode("utf-8", errors="surrogatepass")
     return {"small.json": rng.choice(BYTES)(rng, data) if rng.random() < 0.2 else data}
 
 
@@ -332,7 +336,7 @@ def outcome(paths: list[Path]) -> str:
     except SteptimeError as error:
         return _line(error)
     found = "result"
-    for use in (_inspected, _replayed, _predicted):
+    for use in (_inspected, _replayed, _predicted, _unprofiled):
         try:
             use(workload)
         except SteptimeError as error:
@@ -356,6 +360,24 @@ def _predicted(workload: Workload) -> None:
     assert all(0 <= share < math.inf for share in prediction.breakdown.values()), prediction.breakdown
     assert set(workload.warnings) <= set(prediction.warnings), "what was lost must be said with the result"
     strict_json(dumps(prediction_document(prediction)))
+
+
+def _unprofiled(workload: Workload) -> None:
+    prediction = predict(workload, profiled=False)
+    low, high = prediction.interval_ms
+    assert 0 <= low <= prediction.step_time_ms <= high < math.inf, prediction
+    strict_json(dumps(prediction_document(prediction)))
+
+
+def on_platform(paths: list[Path], platform: Platform, *, profiled: bool) -> str:
+    """The same of predicting on a platform."""
+    try:
+        found = predict_on(load(paths), platform, profiled=profiled)
+    except SteptimeError as error:
+        return _line(error)
+    assert 0 <= found.interval_ms[0] <= found.step_time_ms <= found.interval_ms[1] < math.inf, found
+    strict_json(dumps(prediction_document(found)))
+    return "result"
 
 
 def _inspected(workload: Workload) -> None:

@@ -11,10 +11,11 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.program.mutations import BYTES, VALUES, Change, case, cut, damage, outcome
+from tests.program.mutations import BYTES, VALUES, Change, case, cut, damage, on_platform, outcome
 from tests.program.small_traces import EXAMPLE, RANKS, shipped, small_kineto
 from tests.slow import slow_beyond
 
+from steptime._platforms.platform import Platform
 from steptime._program.load import load
 from steptime.errors import SteptimeError
 
@@ -40,6 +41,19 @@ def test_damaged_traces_give_step_times_or_one_clear_line(tmp_path: Path, batch:
         except Exception as error:
             raise AssertionError(f"case {seed}: {type(error).__name__}: {error}") from error
     # Damage that always ends in an error, or never does, would test little.
+    assert BATCH // 5 < found.count("result") < BATCH
+
+
+@pytest.mark.parametrize("batch", slow_beyond(1, range(10)))
+def test_damaged_traces_on_a_platform_give_step_times_or_one_clear_line(tmp_path: Path, batch: int) -> None:
+    own, other = Platform.load("4xh200-quarter-loopback"), Platform.load("8xa100-nvlink")
+    found = []
+    for seed in range(batch * BATCH, (batch + 1) * BATCH):
+        folder = written(tmp_path / str(seed), case(seed))
+        try:
+            found.append(on_platform([folder], other if seed % 3 else own, profiled=bool(seed % 2)))
+        except Exception as error:
+            raise AssertionError(f"case {seed}: {type(error).__name__}: {error}") from error
     assert BATCH // 5 < found.count("result") < BATCH
 
 

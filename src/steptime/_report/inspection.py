@@ -182,7 +182,7 @@ def _groups(workload: Workload) -> tuple[GroupInspection, ...]:
 
 def _findings(workload: Workload, ranks: tuple[RankInspection, ...], steps: tuple[StepInspection, ...]) -> Iterator[Finding]:
     if workload.absent:
-        cost = "replay takes their arrivals at collectives as recorded, predict leaves waiting for them out"
+        cost = "replay takes their arrivals at collectives as recorded, predict lets them come as late as recorded"
         yield Finding(f"{len(workload.absent)} of {workload.world_size} ranks have no trace", cost)
     if not all(p.recorded for p in workload.programs):
         yield Finding("no device times", "the files can be inspected, but neither replayed nor predicted as recorded")

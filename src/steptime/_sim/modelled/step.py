@@ -258,6 +258,12 @@ def with_everybody(workload: Workload) -> Workload:
 
 
 def check_ranks(workload: Workload, platform: Platform) -> None:
+    """An error where a job has more ranks than a platform, or a collective one that the job has not."""
+    for program in workload.programs:
+        beyond = max((max(each.ranks) for each in program.collectives if each.ranks), default=-1)
+        if beyond >= workload.world_size:
+            where = program.source or f"rank {program.rank}"
+            raise InputError(f"{where}: a collective of rank {beyond} in a job of {workload.world_size} ranks; is it damaged?")
     if workload.world_size > platform.ranks:
         raise InputError(
             f"{workload.name or 'the workload'} has {workload.world_size} ranks, platform {platform.name} {platform.ranks}; "
