@@ -1,8 +1,8 @@
 """Predictions of what had no part in any model: those committed before anybody measured, and the steps of one visit.
 
 `data/committed` holds the first, as they were: training steps captured and predicted without a GPU
-(`benchmarks/h200/unseen_steps.py`), those again after a mistake of the capture was mended, and plans of sharding tasks,
-uncalibrated. `data/visits` holds the rows of a visit to a machine: training steps timed on 1, 2 and 4 ranks of an H200 (or
+(`benchmarks/h200/unseen_steps.py`), those again after a mistake of the capture was mended, recommenders and steps with divided
+tables (`benchmarks/h200/divided_steps.py`), and plans of sharding tasks, uncalibrated. `data/visits` holds the rows of a visit to a machine: training steps timed on 1, 2 and 4 ranks of an H200 (or
 shares of it) with `steptime measure steps`, and what `steptime calibrate` wrote on the same machine minutes later.
 """
 
@@ -31,9 +31,15 @@ from steptime_lab.validate.steps.sources import from_trace
 DATA = Path(steptime_lab.__file__).parent / "data"
 VISIT = DATA / "visits" / "20261116"
 STEPS, AGAIN = "training steps", "training steps, predicted again once the capture was mended"
+DIVIDED, RECOMMENDERS = "steps with divided tables", "recommenders"
 FURTHER, FIRST = "sharding plans", "sharding plans, of tasks that were measured before"
 _SHARDING, _UNSEEN, _UNSEEN_AGAIN = "sharding_predictions.json", "unseen_predicted.json", "unseen_predicted_again.json"
 _MEASURED = "unseen_measured.json"
+# What was predicted and what was then measured, by group.
+_SINCE = {
+    DIVIDED: ("divided_predicted.json", "divided_measured.json"),
+    RECOMMENDERS: ("recommenders_predicted.json", "recommenders_measured.json"),
+}
 UNCALIBRATED_NAME = "uncalibrated"
 _COLUMNS = ("name", "workload", "config", "plan", "batch", "ranks", "time_ns", "times_ns", "spread")
 
@@ -43,13 +49,14 @@ def validate_committed() -> Validation:
     tasks, _ = shipped_tasks()
     rules = {task["task"]: task["rules"] for task in _read(_SHARDING)["tasks"]}
     compared = committed_steps()
+    compared += [item for name, files in _SINCE.items() for item in _steps(*files, name)]
     compared += [item for task in tasks for item in _plans(task, rules[task.name])]
     regret = np.array([_regret(task, rules[task.name]) for task in tasks if task.further])
     return Validation.of(
         "committed",
         "predictions committed before measuring, uncalibrated",
         compared,
-        whole=[each for each in compared if each.groups[-1] in (STEPS, FURTHER)],
+        whole=[each for each in compared if each.groups[-1] in (STEPS, DIVIDED, RECOMMENDERS, FURTHER)],
         facts={"mean_regret_of_the_picked_plans": float(regret.mean()), "largest_regret": float(regret.max())},
         notes=("regret: the plan of the usual rules that was predicted fastest, over the fastest as measured",),
     )
@@ -57,7 +64,7 @@ def validate_committed() -> Validation:
 
 def committed_steps() -> list[Compared]:
     """Training steps as they were predicted before anybody measured them, and again."""
-    return [*_steps(_UNSEEN, STEPS), *_steps(_UNSEEN_AGAIN, AGAIN)]
+    return [*_steps(_UNSEEN, _MEASURED, STEPS), *_steps(_UNSEEN_AGAIN, _MEASURED, AGAIN)]
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -66,11 +73,11 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def _group(name: str) -> tuple[str | None, ...]:
-    return (*(None,) * (STEPS, AGAIN, FURTHER, FIRST).index(name), name)
+    return (*(None,) * (STEPS, AGAIN, DIVIDED, RECOMMENDERS, FURTHER, FIRST).index(name), name)
 
 
-def _steps(file: str, name: str) -> Iterator[Compared]:
-    measured = _read(_MEASURED)
+def _steps(file: str, measured_file: str, name: str) -> Iterator[Compared]:
+    measured = _read(measured_file)
     for step, predicted in _read(file).items():
         if step in measured:
             times, (low, high) = measured[step]["step_ms"], predicted["interval_ms"]
