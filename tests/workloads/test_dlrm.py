@@ -275,3 +275,17 @@ def test_lookups_ahead_see_rows_before_the_step_between_updates_them(monkeypatch
     ]
     torch.testing.assert_close(step.ahead.started[0].detach(), torch.cat(stale, 1))
     step.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"lookup": "fbgemm"}, 'lookup = "fbgemm"'),
+        ({"optimizer": "adam"}, 'optimizer = "adam"'),
+        ({"cuda_graph": True}, "cuda_graph"),
+    ],
+)
+def test_what_can_only_be_predicted_is_not_trained_as_something_else(changes: dict[str, Any], said: str) -> None:
+    case = dlrm.small_cases(1)[0]
+    with pytest.raises(InputError, match=f"no network here trains {said}"):
+        build(replace(case, config={**case.config, **changes}), Alone(), CPU)

@@ -61,6 +61,7 @@ class DlrmStep:
 
     def __init__(self, case: Case, group: GroupLike, device: torch.device) -> None:
         model = Dlrm.from_dict(case.config).with_batch(case.batch)
+        _check(model, case)
         plan = _plan(model, case)
         buffers = shared_buffers(device)
         scaled = model.precision == "fp16-autocast" and model.optimizer == "sgd"
@@ -178,6 +179,23 @@ def _small(lookup: str, interaction: str, batch: int) -> Dlrm:
         for number, dim in enumerate(dims)
     )
     return Dlrm(f"small-{interaction}", batch, 13, (16, 8), (16, 1), tables, lookup=lookup, interaction=interaction)
+
+
+def _check(model: Dlrm, case: Case) -> None:
+    """Refuses what configs say and no network here trains."""
+    unusual = (
+        ('lookup = "fbgemm"', model.lookup == "fbgemm"),
+        (f'optimizer = "{model.optimizer}"', model.optimizer not in ("sgd", "rowwise_adagrad")),
+        ("fused = true", model.fused),
+        ("presorted = true", model.presorted),
+        ("cuda_graph = true", model.cuda_graph),
+        ("tables in other than fp32", any(table.precision != "fp32" for table in model.tables)),
+        ("weighted tables", any(table.weighted for table in model.tables)),
+        ("tables that are not pooled", not all(table.pooled for table in model.tables)),
+    )
+    there = next((text for text, is_there in unusual if is_there), None)
+    if there is not None:
+        raise InputError(f"case {case.name}: no network here trains {there}; it can be predicted, not measured")
 
 
 def _plan(model: Dlrm, case: Case) -> Plan:
