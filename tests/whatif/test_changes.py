@@ -11,6 +11,7 @@ import pytest
 import steptime
 from steptime._report.whatif import ChangedPrediction
 from steptime._whatif.grammar import Change, Target, parse, parse_all
+from steptime._whatif.named import Changer
 from steptime._whatif.savings import Scene
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -180,6 +181,31 @@ def test_a_named_change_is_about_what_the_config_with_it_says(
     before, after = (steptime.predict(file, "1xh200").step_time_ms for file in files)
     foretold = steptime.predict(files[0], "1xh200", what_if=[change]).step_time_ms
     assert before - foretold == pytest.approx(before - after, rel=within)
+
+
+def test_a_job_that_can_be_built_again_is_with_another_batch() -> None:
+    config, platform = EXAMPLES / "configs" / "dlrm_small.toml", "2xh200-nvlink"
+    before = steptime.predict(config, platform)
+    batch = before.workload.description.batch
+    assert batch is not None
+    answer = steptime.predict(config, platform, what_if=["host * 1", "batch * 2"])
+    assert answer.workload.description.batch == 2 * batch
+    assert answer.step_time_ms == pytest.approx(steptime.predict(config, platform, batch=2 * batch).step_time_ms, rel=1e-6)
+    low, high = answer.interval_ms
+    assert low <= answer.step_time_ms <= high
+
+
+def test_copies_and_exchanges_of_samples_grow_with_the_batch() -> None:
+    base = scene("h200_mps4_dlrm")
+    changed = Changer()(parse("batch * 4"), base.cohorts)
+    for before, after in zip(base.cohorts, changed, strict=True):
+        program = before.program
+        kinds = [program.collectives[at].kind if at >= 0 else "" for at in program.works.collective.tolist()]
+        ratio = after.timing.duration_ns[:, 0, 0] / before.timing.duration_ns[:, 0, 0].clip(1)
+        exchanges = ratio[[kind == "all_to_all" for kind in kinds]]
+        assert (exchanges > 1).any()
+        assert (exchanges <= 4.01).all()
+        assert (ratio[[kind == "all_reduce" for kind in kinds]] == 1).all()
 
 
 def test_named_changes_that_change_nothing_say_so() -> None:

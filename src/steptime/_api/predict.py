@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,17 +77,25 @@ def predict(
         # It goes before the one that the calibration found.
         machine, speed = replace(machine, device=machine.device.capped(power_cap_w)), replace(speed, power_cap_w=None)
     _check_profiled(workload, host, profiled=profiled)
-    step = predict_on(workload, machine, calibration=speed, strict=strict, profiled=profiled, other_host=host is not None)
-    return _answered(step, changes, machine)
+
+    def predicted(job: Workload) -> PredictedStep:
+        return predict_on(job, machine, calibration=speed, strict=strict, profiled=profiled, other_host=host is not None)
+
+    return _answered(predicted(workload), changes, machine, predicted)
 
 
-def _answered(step: PredictedStep, changes: Sequence[Change], platform: Platform | None = None) -> Prediction:
+def _answered(
+    step: PredictedStep,
+    changes: Sequence[Change],
+    platform: Platform | None = None,
+    predicted: Callable[[Workload], PredictedStep] | None = None,
+) -> Prediction:
     """The answer about a step, or about the step with changes."""
     if not changes:
         return Prediction.of(step)
     from steptime._api.whatif import changed
 
-    return changed(step, changes, platform)
+    return changed(step, changes, platform, predicted)
 
 
 def replay(source: Source, *, measured: str | Path | None = None) -> Replayed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,10 +10,12 @@ from steptime._api.predict import calibration_for, platform_for, platform_ranks,
 from steptime._api.read import read
 from steptime._platforms.calibration import Calibration
 from steptime._platforms.platform import Platform
+from steptime._program.workload import Workload
 from steptime._report.whatif import ChangedPrediction, Suggestions
 from steptime._sim.prediction import PredictedStep
+from steptime._whatif.apply import Cohorts
 from steptime._whatif.named import Changer
-from steptime._whatif.savings import Scene
+from steptime._whatif.savings import Scene, log_error_of
 from steptime._whatif.suggestions import suggested
 
 if TYPE_CHECKING:
@@ -21,9 +23,17 @@ if TYPE_CHECKING:
     from steptime._whatif.grammar import Change
 
 
-def changed(prediction: PredictedStep, changes: Sequence[Change], platform: Platform | None = None) -> ChangedPrediction:
-    """A predicted step with changes; models are those of the platform, or of the device that a recording names."""
-    return ChangedPrediction.after(_scene(prediction, platform).what_if(changes))
+def changed(
+    prediction: PredictedStep,
+    changes: Sequence[Change],
+    platform: Platform | None = None,
+    predicted: Callable[[Workload], PredictedStep] | None = None,
+) -> ChangedPrediction:
+    """A predicted step with changes; models are those of the platform, or of the device that a recording names.
+
+    `predicted` predicts the job with another batch, if it can be built again.
+    """
+    return ChangedPrediction.after(_scene(prediction, platform, predicted).what_if(changes))
 
 
 def whatif(
@@ -44,5 +54,14 @@ def whatif(
     return Suggestions(step, found.savings, found.tried, found.meanings, step.warnings)
 
 
-def _scene(prediction: PredictedStep, platform: Platform | None) -> Scene:
-    return Scene(prediction, Changer(platform, prediction.workload.description.batch))
+def _scene(
+    prediction: PredictedStep, platform: Platform | None, predicted: Callable[[Workload], PredictedStep] | None = None
+) -> Scene:
+    workload = prediction.workload
+
+    def rebuilt(batch: int) -> Cohorts:
+        assert predicted is not None
+        return tuple(each.cohort for each in predicted(workload.varied(batch=batch)).timeline.cohorts)
+
+    again = None if predicted is None or workload.rebuild is None else rebuilt
+    return Scene(prediction, Changer(platform, workload.description.batch, again, log_error_of(prediction)))

@@ -11,9 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from steptime._ops.catalogue import op_kind
 from steptime._ops.table import arguments_of
-from steptime._program.program import Phase, Program, Signature, Tensor, Value
+from steptime._program.program import IntColumn, Phase, Program, Signature, Tensor, Value, WorkKind
+from steptime._sim.core.timing import Cohort
+from steptime._whatif.edits import Floats, Mask, scaled_works
 from steptime._whatif.grammar import SCALE, Change, error
 from steptime._whatif.optimizers import gradient_shapes, steps_of
 
@@ -21,6 +25,7 @@ Shape = tuple[int, ...]
 
 # The batch divides the first dimension of nearly all activations: not of masks, of what is stacked and of positions.
 _NEARLY_ALL = 0.75
+_EXCHANGE = "all_to_all"  # of what is looked up, or of tokens
 # Products of two matrices, and where their factors are among the arguments.
 _PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}
 
@@ -88,6 +93,42 @@ class SampleDimensions:
             return value
         shape = tuple(max(1, round(each * factor)) if at == dimension else each for at, each in enumerate(value.shape))
         return replace(value, shape=shape, strides=_strides(value, dimension, factor))
+
+    def beside_kernels(self, cohort: Cohort, factor: float) -> Cohort:
+        """Copies between host and device, and collectives of what belongs to samples: so many times the bytes at their rate."""
+        program = cohort.program
+        works, changed = program.works, np.append(self._changed_ops(program, factor), False)
+        names = np.array(["HtoD" in name or "DtoH" in name for name in program.names], dtype=bool)
+        copied = (works.kind == WorkKind.COPY) & names[works.name]
+        moved = np.array([each.kind == _EXCHANGE for each in program.collectives] + [False])[works.collective]
+        moved |= (works.kind == WorkKind.COLLECTIVE) & changed[np.append(program.calls.op, -1)[works.call]]
+        copied &= changed[np.append(program.calls.op, -1)[works.call]]
+        sent = np.array([*(each.bytes_in for each in program.collectives), 0], dtype=np.int64)[works.collective]
+        nbytes = np.where(copied, works.bytes, sent)
+        for rows in (copied, moved):
+            cohort = scaled_works(cohort, rows, self._slower(cohort, nbytes, rows, factor))
+        return cohort
+
+    def _slower(self, cohort: Cohort, nbytes: IntColumn, rows: Mask, factor: float) -> Floats:
+        """Per work how many times as long it takes with so many times its bytes: what it takes beyond them stays."""
+        time_ns = np.maximum(cohort.timing.duration_ns.mean(axis=(1, 2)), 1.0)
+        quickest = (nbytes[rows] / time_ns[rows]).max(
+            initial=0.0
+        )  # bytes per nanosecond of the largest, nearly all of it moving
+        moving = np.minimum(nbytes / quickest, time_ns) if quickest else np.zeros(len(time_ns))
+        return np.asarray(1.0 + (factor - 1.0) * moving / time_ns)
+
+    def _changed_ops(self, program: Program, factor: float) -> Mask:
+        """Ops that take tensors of samples, of two dimensions or more, or that are inside of one that does."""
+        rewrite, result = self.rewrite(factor), np.zeros(len(program.ops), dtype=bool)
+        known: dict[int, bool] = {}
+        for row, (at, parent) in enumerate(zip(program.ops.signature.tolist(), program.ops.parent.tolist(), strict=True)):
+            if at >= 0 and at not in known:
+                signature = program.signatures[at]
+                wide = any(len(tensor.shape) > 1 for tensor in arguments_of(signature).inputs)
+                known[at] = wide and rewrite(program, row, signature) is not signature
+            result[row] = known.get(at, False) or (parent >= 0 and result[parent])
+        return result
 
 
 def _strides(tensor: Tensor, dimension: int, factor: float) -> Shape | None:

@@ -40,14 +40,19 @@ def with_draws(cohort: Cohort, error: float) -> Cohort:
     return replace(cohort, timing=replace(timing, **whole))
 
 
+def has_draws(cohort: Cohort) -> bool:
+    """Whether the scenarios of a cohort are draws."""
+    return int(cohort.timing.duration_ns.shape[2]) == DRAWS
+
+
 def with_errors(cohort: Cohort, error: Floats) -> Cohort:
     """Works off by the error of what is said of each (0: nothing), a family together, where the cohort has draws.
 
     What is said is a ratio: of a model known to err more, both sides err alike; of one that errs little, they do not.
     """
-    duration_ns = cohort.timing.duration_ns
-    if duration_ns.shape[2] != DRAWS:
+    if not has_draws(cohort):
         return cohort
+    duration_ns = cohort.timing.duration_ns
     of_family = np.stack([normal(f"ratio of {family.label}") for family in WorkFamily])[work_families(cohort.program)]
     each = np.where(error > 0, np.clip(error, LEAST_ERROR, MOST_ERROR), 0.0)
     drawn = np.exp(each[:, None, None] * of_family[:, None, :])

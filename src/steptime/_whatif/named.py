@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from steptime._platforms.platform import Platform
 from steptime._program.program import Program, Signature
+from steptime._sim.core.timing import Cohort
 from steptime._whatif import optimizers
 from steptime._whatif.apply import Cohorts, applied, selections
 from steptime._whatif.autocast import Autocast
 from steptime._whatif.batch import SampleDimensions
-from steptime._whatif.grammar import BATCH, BF16, OPTIMIZER, ROOFLINE, TF32, Change, error
-from steptime._whatif.models import Models, Rewrite, rewritten, with_op_times
+from steptime._whatif.draws import has_draws, with_draws
+from steptime._whatif.grammar import BATCH, BF16, OPTIMIZER, ROOFLINE, SET, TF32, Change, error
+from steptime._whatif.models import Models, rewritten, with_op_times
 from steptime._whatif.roofline import at_peak
 
 
@@ -21,11 +24,15 @@ class Changer:
 
     platform: Platform | None = None
     batch: int | None = None  # of all ranks together, where the workload says
+    rebuilt: Callable[[int], Cohorts] | None = None  # the job with another batch; None: only its times can be changed
+    error: float = 0.0  # of the logarithm of pieces of what is built again
 
     def __call__(self, change: Change, cohorts: Cohorts) -> Cohorts:
         """The cohorts with a change."""
         if change.action not in (TF32, BF16, OPTIMIZER, BATCH, ROOFLINE):
             return applied(change, cohorts)
+        if change.action == BATCH and self.rebuilt is not None:
+            return self._built_again(change, cohorts, self.rebuilt)
         models = Models.of(change, [cohort.program for cohort in cohorts], self.platform)
         if change.action == OPTIMIZER:
             optimizers.check(change, cohorts)
@@ -37,23 +44,32 @@ class Changer:
             made = [Autocast(cohort.program, models).made(cohort) for cohort in cohorts]
             _check_changed(change, any(changed for _, changed in made))
             return tuple(cohort for cohort, _ in made)
-        return self._with_other_ops(change, cohorts, models)
+        if change.action == BATCH:
+            return tuple(self._with_batch(change, cohort, models) for cohort in cohorts)
+        return _with_tf32(change, cohorts, models)
 
-    def _with_other_ops(self, change: Change, cohorts: Cohorts, models: Models) -> Cohorts:
-        results, changed = [], False
-        for cohort in cohorts:
-            before = models.op_times(cohort.program)
-            after = models.op_times(rewritten(cohort.program, self._rewrite(change, cohort.program)))
-            changed = changed or bool((before.time_ns != after.time_ns).any()) or change.action == BATCH
-            results.append(with_op_times(cohort, before, after.time_ns))
-        _check_changed(change, changed)
-        return tuple(results)
+    def _with_batch(self, change: Change, cohort: Cohort, models: Models) -> Cohort:
+        program = cohort.program
+        samples = SampleDimensions.of(change, program)
+        factor = samples.factor(change, self.batch)
+        before, after = (models.op_times(each) for each in (program, rewritten(program, samples.rewrite(factor))))
+        return samples.beside_kernels(with_op_times(cohort, before, after.time_ns), factor)
 
-    def _rewrite(self, change: Change, program: Program) -> Rewrite:
-        if change.action == TF32:
-            return _tf32
-        batch = SampleDimensions.of(change, program)
-        return batch.rewrite(batch.factor(change, self.batch))
+    def _built_again(self, change: Change, cohorts: Cohorts, rebuilt: Callable[[int], Cohorts]) -> Cohorts:
+        """The cohorts of the job with another batch, with draws where these have some."""
+        size = change.amount if change.choice == SET else change.amount * (self.batch or 1)
+        result = rebuilt(max(1, round(size)))
+        return tuple(with_draws(each, self.error) for each in result) if has_draws(cohorts[0]) else result
+
+
+def _with_tf32(change: Change, cohorts: Cohorts, models: Models) -> Cohorts:
+    results, changed = [], False
+    for cohort in cohorts:
+        before, after = (models.op_times(each) for each in (cohort.program, rewritten(cohort.program, _tf32)))
+        changed = changed or bool((before.time_ns != after.time_ns).any())
+        results.append(with_op_times(cohort, before, after.time_ns))
+    _check_changed(change, changed)
+    return tuple(results)
 
 
 def _check_changed(change: Change, changed: bool) -> None:

@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from steptime._program.workload import Workload
 from steptime._sim.core.steady import Steady, steady
 from steptime._sim.explain.activity import Window
 from steptime._sim.prediction import NINE_OF_TEN, PredictedStep, explain
 from steptime._units import NS_PER_MS, ms
 from steptime._whatif.apply import Cohorts, applied
 from steptime._whatif.draws import with_draws
-from steptime._whatif.grammar import Change
+from steptime._whatif.grammar import BATCH, SET, Change
 
 Floats = npt.NDArray[np.float64]
 Apply = Callable[[Change, Cohorts], Cohorts]
@@ -67,10 +68,9 @@ class Scene:
         self.cohorts: Cohorts = tuple(each.cohort for each in prediction.timeline.cohorts)
         self.steps = max(1, *(len(cohort.program.steps) for cohort in self.cohorts))
         self.before = self._play(self.cohorts)
-        self._error = _log_error(prediction)
-        self._step_ns = (
-            prediction.step_time_ms * NS_PER_MS
-        )  # the steady state and, of a single recorded step, what it took more
+        self._error = log_error_of(prediction)
+        # The steady state and, of a single recorded step, what it took more.
+        self._step_ns = prediction.step_time_ms * NS_PER_MS
         self._drawn_before: Floats | None = None
 
     def what_if(self, changes: Sequence[Change]) -> WhatIf:
@@ -82,7 +82,8 @@ class Scene:
     def changed(self, changes: Sequence[Change], cohorts: Cohorts | None = None) -> Cohorts:
         """The cohorts with all changes, made one after another."""
         result = self.cohorts if cohorts is None else cohorts
-        for change in changes:
+        # Another batch may be another program: other changes are made to that one.
+        for change in sorted(changes, key=lambda change: change.action != BATCH):
             result = self._apply(change, result)
         return result
 
@@ -106,15 +107,18 @@ class Scene:
             ms(max(np.quantile(saved, LEVELS[1]), before_ns - after_ns)),
         )
         low, high = np.quantile(drawn_after, LEVELS)
-        after = self._explained(result, after_ns, (ms(min(low, after_ns)), ms(max(high, after_ns))))
+        after = self._explained(changes, result, after_ns, (ms(min(low, after_ns)), ms(max(high, after_ns))))
         path = {kind.kind: kind.share for kind in after.critical_path.kinds}
         texts = tuple(change.text for change in changes)
         return after, Saving(texts, ms(before_ns), ms(after_ns), interval, after.bound_by, path)
 
-    def _explained(self, result: Steady, step_ns: float, interval_ms: tuple[float, float]) -> PredictedStep:
+    def _explained(
+        self, changes: Sequence[Change], result: Steady, step_ns: float, interval_ms: tuple[float, float]
+    ) -> PredictedStep:
         base = self.prediction
+        batches = [change for change in changes if change.action == BATCH]
         explained = explain(
-            base.workload,
+            _with_batch(base.workload, batches),
             result.timeline,
             Window(self.steps),
             step_ns=step_ns,
@@ -128,8 +132,9 @@ class Scene:
             platform=base.platform,
             situation=base.situation,
             coverage=base.coverage,
-            memory=base.memory,
+            memory={"peak_bytes": None} if batches else base.memory,
             peak_flop_per_s=base.peak_flop_per_s,
+            bound_by=_power_bound(base.bound_by, explained.bound_by),
         )
 
     def _play(self, cohorts: Cohorts) -> Steady:
@@ -143,7 +148,25 @@ class Scene:
         return self._drawn_before, self._play(self.changed(changes, cohorts)).period_ns
 
 
-def _log_error(prediction: PredictedStep) -> float:
+def log_error_of(prediction: PredictedStep) -> float:
     """The standard deviation of the logarithm that the interval of a step says."""
     low, high = prediction.interval_ms
     return math.log(high / low) / (2 * NINE_OF_TEN) if 0 < low < high else 0.0
+
+
+def _with_batch(workload: Workload, batches: Sequence[Change]) -> Workload:
+    """The workload as it is described with another batch, where it says how large that is."""
+    known = workload.description
+    if known.batch is None or not batches:
+        return workload
+    size = known.batch
+    for change in batches:
+        size = round(change.amount if change.choice == SET else change.amount * size)
+    return replace(workload, description=replace(known, batch=max(1, size)))
+
+
+def _power_bound(before: str, after: str) -> str:
+    """What bounds the step after a change, at the clocks that the power cap left before."""
+    if not before.startswith("power-bound") or not after.startswith(("GPU-bound", "mixed")):
+        return after
+    return f"{before.partition('; ')[0]}; {after.partition(': ')[2]}"
