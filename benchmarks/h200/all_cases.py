@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from changed_again_cases import CHANGED_AGAIN
 from changed_cases import CHANGED
 from held_out_cases import HELD_OUT
 from step_cases import CASES as KNOWN
 
-CASES = {**KNOWN, **HELD_OUT, **CHANGED}
+CASES = {**KNOWN, **HELD_OUT, **CHANGED, **CHANGED_AGAIN}
