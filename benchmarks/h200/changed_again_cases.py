@@ -126,7 +126,8 @@ ENCODER = {"model": "encoder", "width": 512, "layers": 6, "length": 256}
 
 CHANGES_AGAIN = (
     Change("vit_tf32", "tf32 on", supervised, {"model": "vit_b_16", "batch": 32}, {"tf32": True}, steps=15),
-    Change("lstm_batch", "batch = 512", supervised, {"model": "lstm", "width": 512, "length": 100, "batch": 128}, {"batch": 512}),
+    Change("lstm_batch", "batch = 512", supervised, {"model": "lstm", "width": 512, "length": 100, "batch": 128},
+           {"batch": 512}),
     Change("resnet18_batch", "batch = 384", supervised, {"model": "resnet18", "batch": 96, "bf16": True, "optimizer": "sgd"},
            {"batch": 384}),
     Change("encoder_dropout", "op:native_dropout remove", supervised, {**ENCODER, "batch": 128, "bf16": True, "dropout": 0.1},
@@ -134,7 +135,8 @@ CHANGES_AGAIN = (
     Change("encoder_bf16", "bf16 on", supervised, {**ENCODER, "batch": 64}, {"bf16": True}, steps=15),
     Change("factors_loss_read", "sync remove", supervised, {"model": "factors", "batch": 16384, "reads_loss": True},
            {"reads_loss": False}),
-    Change("encoder_graph", "cuda graph", supervised, {**ENCODER, "batch": 8, "bf16": True, "optimizer": "sgd"}, {"graph": True}),
+    Change("encoder_graph", "cuda graph", supervised, {**ENCODER, "batch": 8, "bf16": True, "optimizer": "sgd"},
+           {"graph": True}),
     Change("convnext_fused", "optimizer fused", supervised, {"model": "convnext_tiny", "batch": 24, "bf16": True},
            {"implementation": "fused"}),
     Change("factors_fused", "optimizer fused", supervised, {"model": "factors", "batch": 4096}, {"implementation": "fused"}),
