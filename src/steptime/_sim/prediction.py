@@ -278,7 +278,11 @@ def _without_profiler(inputs: Recorded, step_ns: float) -> tuple[float, float]:
     """What holds nine of ten unprofiled steps: less or more of the host times may be left, kernels be as quick or quicker."""
     times = math.exp(NINE_OF_TEN * profiler_costs().error)
     cohorts = [repeatable(unprofiled(inputs, each)) for each in (1.0 / times, times)]
-    low, high = (float(steady(each.cohorts, queue_depth=inputs.queue_depth).period_ns[0]) for each in cohorts)
+    if any(late_ns.any() for late_ns in inputs.late_ns):
+        # Ranks without a trace may come as late as they did.
+        cohorts.append(repeatable(replace(unprofiled(inputs, times), late_ns=inputs.late_ns)))
+    periods = [float(steady(each.cohorts, queue_depth=inputs.queue_depth).period_ns[0]) for each in cohorts]
+    low, high = min(periods), max(periods)
     faster, slower = _UNPROFILED_DEVICE
     return min(low, step_ns) * faster, max(high, step_ns) * slower
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from steptime._models.memory.lifetimes import MemoryKind
+from steptime._program.host_code import HOST_CODE
 from steptime._report.html.markup import Markup, bar, join, swatch, table, tag
 from steptime._report.words import (
     OUT_OF_RANGE,
@@ -68,7 +69,8 @@ def _interval(prediction: PredictedStep) -> Markup:
     line = bar([(1.0, "span")], f"from {time_ms(low)} to {time_ms(high)} ms")
     mark = tag("rect", x=f"{100 * here:.3f}%", width="3", height="100%", class_="here")
     dot = tag("svg", mark, class_="mark", aria_hidden="true")
-    text = "range with the recorded steps, ms" if prediction.platform is None else "90 % interval, ms"
+    recorded_range = prediction.platform is None and prediction.profiled
+    text = "range with the recorded steps, ms" if recorded_range else "90 % interval, ms"
     ends = tag("p", tag("span", time_ms(low)), tag("span", text), tag("span", time_ms(high)), class_="ends")
     return tag("div", tag("div", line, dot, class_="line"), ends, class_="interval")
 
@@ -86,6 +88,10 @@ def _facts(prediction: PredictedStep) -> Iterator[tuple[str, str]]:
     steps = max(len(p.steps) for p in workload.programs)
     if steps:
         yield "Steps drawn", str(steps)
+    if any(program.recorded for program in workload.programs):
+        yield "Profiler", "left in, as recorded" if prediction.profiled else "taken out"
+    if prediction.host_code_ms:
+        yield HOST_CODE, f"{time_ms(prediction.host_code_ms)} ms"
     if prediction.first_step_ms is not None:
         yield "From empty queues", f"{time_ms(prediction.first_step_ms)} ms"
     memory = memory_words(prediction.memory)
