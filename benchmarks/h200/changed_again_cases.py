@@ -119,7 +119,12 @@ def replayed(step: Step) -> Step:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+
+    def again() -> None:
+        graph.replay()
+        assert step  # what the graph reads lives as long as what captured it
+
+    return again
 
 
 ENCODER = {"model": "encoder", "width": 512, "layers": 6, "length": 256}
