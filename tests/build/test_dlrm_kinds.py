@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from steptime._build.dlrm.model import Dlrm, Table
@@ -104,3 +105,30 @@ def test_lookups_of_several_groups_come_back_from_a_file(tmp_path: Any) -> None:
 def test_slices_of_vectors_that_interact_by_dot_are_refused() -> None:
     with pytest.raises(InputError, match="cuts table 't3' into slices, and interaction \"dot\""):
         built([0, 1, 2, [3, 2]], interaction="dot")
+
+
+@pytest.mark.parametrize("scatter", [True, False])
+@pytest.mark.parametrize("kind", ["zipf", "uniform", "power", "hot"])
+def test_blocks_of_rows_have_the_shares_of_lookups_that_are_drawn(kind: str, scatter: bool) -> None:
+    generator = Generator(rows=10_007, pooling=40.0, kind=kind, alpha=1.2, shift=3.0, scatter=scatter, seed=5)
+    drawn = generator.bags(4096).indices
+    for blocks in (1, 4, 64):
+        found = generator.block_shares(blocks)
+        counted = np.bincount(drawn // -(-generator.rows // blocks), minlength=blocks) / len(drawn)
+        assert found.sum() == pytest.approx(1.0)
+        np.testing.assert_allclose(found, counted, atol=0.01)
+
+
+def test_row_wise_ranks_look_up_what_the_one_with_the_most_popular_rows_does() -> None:
+    tables = (Table("t0", 32, Generator(rows=100_000, pooling=20.0, kind="zipf", alpha=1.3, seed=1)),)
+    skewed = replace(model(), tables=tables, batch=4096)
+    share = float(tables[0].generator.block_shares(RANKS).max())
+    found = dlrm_workload(skewed, RANKS, {"t0": ROW_WISE}).lookups
+    assert found is not None and share > 1.3 / RANKS
+    whole = table_lookups(tables[0], 4096)
+    (busiest,) = found.ranks[0].steps.steps[0]
+    assert busiest.lookups == pytest.approx(share * whole.lookups, rel=0.001)
+    # Popular rows are looked up as often as before, and no more rows are found than an even share has.
+    assert busiest.hottest[0] == pytest.approx(whole.hottest[0], rel=0.02)
+    assert busiest.unique == pytest.approx(whole.unique / RANKS, rel=0.01)
+    assert sum(busiest.spectrum.lookups) == pytest.approx(busiest.lookups, rel=0.001)

@@ -292,6 +292,23 @@ class Generator:
         positions -= distances  # below 0: a draw from before the batch
         return positions
 
+    def block_shares(self, blocks: int) -> npt.NDArray[np.float64]:
+        """Shares of the lookups that go to each of so many blocks of rows, equal but for the last one, [blocks].
+
+        The most popular rows count one by one where they are, the others evenly.
+        """
+        size = -(-self.rows // blocks)
+        ends = np.minimum(np.arange(blocks + 1) * size, self.rows)
+        share = SHARES[self.kind]
+        if not self.scatter:
+            return np.diff([share(float(end), self.rows, self.alpha, self.shift) for end in ends])
+        single = min(self.rows, _SINGLE_ROWS)
+        below = np.array([share(float(row), self.rows, self.alpha, self.shift) for row in range(single + 1)])
+        places = (np.arange(single) * stride_of(self.rows) + key_of(self.seed, _SCATTER) % self.rows) % self.rows
+        popular = np.bincount(places // size, weights=np.diff(below), minlength=blocks)
+        result: npt.NDArray[np.float64] = popular + (1.0 - below[-1]) * np.diff(ends) / self.rows
+        return result
+
     def _rows_of(self, draws: Array, arrays: Arrays) -> Array:
         knots = knots_of(self.kind, self.rows, self.alpha, self.shift)
         edges = arrays.from_numpy(knots.uniforms)

@@ -2,8 +2,9 @@
 
 `data/committed` holds the first, as they were: training steps captured and predicted without a GPU
 (`benchmarks/h200/unseen_steps.py`), those again after a mistake of the capture was mended, recommenders and steps with divided
-tables (`benchmarks/h200/divided_steps.py`), and plans of sharding tasks, uncalibrated. `data/visits` holds the rows of a visit to a machine: training steps timed on 1, 2 and 4 ranks of an H200 (or
-shares of it) with `steptime measure steps`, and what `steptime calibrate` wrote on the same machine minutes later.
+tables (`benchmarks/h200/divided_steps.py`), and plans of sharding tasks, uncalibrated. `data/visits` holds the rows of a visit
+to a machine: training steps timed on 1, 2 and 4 ranks of an H200 (or shares of it) with `steptime measure steps`, and what
+`steptime calibrate` wrote on the same machine minutes later.
 """
 
 from __future__ import annotations

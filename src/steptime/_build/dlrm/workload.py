@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from steptime._build.dlrm.exchanges import Nodes
 from steptime._build.dlrm.model import KIND, MOST_BATCH, Dlrm, Table
@@ -111,9 +112,9 @@ class _RankTables:
         by_rows, copied = (plan.of_kind(model.tables, kind) for kind in (ROW_WISE, DATA_PARALLEL))
         return cls(
             tuple(_Held(table, table_lookups(table, model.batch)) for table in owned),
-            tuple(_Held(table, row_share(table_lookups(table, model.batch), plan.ranks)) for table in by_rows),
+            tuple(_shares(by_rows, model.batch, plan.ranks)),
             tuple(_Held(table, table_lookups(table, model.batch // plan.ranks)) for table in copied),
-            tuple(_Held(table, row_share(table_lookups(table, model.batch), per_node)) for table in shared),
+            tuple(_shares(shared, model.batch, per_node)),
         )
 
     @property
@@ -121,6 +122,24 @@ class _RankTables:
         """As the program has them."""
         every = (self.sharded, self.row_wise, self.copied, self.by_node)
         return LocalTables(*(tuple(held.local for held in item) for item in every))
+
+
+def _shares(tables: Sequence[Table], batch: int, ranks: int) -> Iterator[_Held]:
+    """What the busiest of so many ranks looks up that have a block of the rows of each table: all others wait for it.
+
+    Ranks then do the same, as if every one of them had what the busiest has.
+    """
+    whole = [table_lookups(table, batch) for table in tables]
+    shares = [_block_shares(table.generator, ranks) for table in tables]
+    loads = [share * each.lookups * (each.dim + _ROW_COST) for share, each in zip(shares, whole, strict=True)]
+    busiest = int(np.argmax(np.sum(loads, axis=0))) if tables else 0
+    for table, each, share in zip(tables, whole, shares, strict=True):
+        yield _Held(table, row_share(each, ranks, max(float(share[busiest]), _LEAST_SHARE / ranks)))
+
+
+@lru_cache(maxsize=4096)
+def _block_shares(generator: Generator, ranks: int) -> npt.NDArray[np.float64]:
+    return generator.block_shares(ranks)
 
 
 def check_batch(model: Dlrm, ranks: int, where: str) -> None:
@@ -260,6 +279,8 @@ def _scaling_warnings(model: Dlrm) -> list[str]:
 
 # What a batch looks up in one table: statistics of its generator without drawing, or counted ones at this batch
 
+# What a row costs beside its columns, in columns; and the least share of lookups that the busiest rank has, over an even one.
+_ROW_COST, _LEAST_SHARE = 16, 0.01
 # Tables times batches that are kept: a sharding search asks for the same ones again and again.
 _KEPT = 1 << 14
 # Exponents among which a skew like that of counted lookups is sought (none is 1, where the formula has another form), and into
@@ -288,20 +309,27 @@ def _row_by_row(pooled: TableStatistics, sequence: int) -> TableStatistics:
     return replace(pooled, counted=counted, lengths=Lengths((1.0,) * len(QUANTILES)))
 
 
-def row_share(whole: TableStatistics, ranks: int) -> TableStatistics:
-    """What one of so many ranks looks up that hold equal shares of a table's rows, popular and rare ones alike.
+def row_share(whole: TableStatistics, ranks: int, share: float | None = None) -> TableStatistics:
+    """What one of so many ranks looks up that have equal shares of a table's rows.
 
-    A row is looked up as often as before, on the one rank that has it. So a share has so many times fewer rows, distinct rows
-    and lookups, a window of its lookups has the share of the rows that so many times as many of all lookups have, and a bag
-    has a binomial number of its lookups there.
+    A row is looked up as often as before, on the one rank that has it. Where popular and rare rows are spread evenly, a share
+    has so many times fewer rows, distinct rows and lookups, a window of its lookups has the share of the rows that so many
+    times as many of all lookups have, and a bag has a binomial number of its lookups there. `share`: of the lookups, on a rank
+    that has more of the most popular rows than others, or fewer.
     """
     if ranks == 1:
         return whole
-    lookups = round(whole.lookups / ranks)
-    unique = min(max(round(whole.unique / ranks), 1), lookups)
-    spectrum = with_totals(whole.spectrum, unique, lookups) if lookups else Spectrum((), ())
+    share = 1 / ranks if share is None else share
+    lookups = round(whole.lookups * share)
+    hot = max(lookups - whole.lookups / ranks, 0.0)  # that go to rows as popular as the most popular one
+    hot_rows = hot / max(whole.hottest[0], 1)
+    unique = min(max(round(whole.unique / ranks + hot_rows), 1), lookups)
+    spectrum = Spectrum((), ())
+    if lookups:
+        evenly = with_totals(whole.spectrum, max(unique - hot_rows, 1e-9), lookups - hot)
+        spectrum = Spectrum((*evenly.rows, hot_rows), (*evenly.lookups, hot)) if hot_rows else evenly
     windows = grid(lookups)
-    lengths, spread = _thinned(whole, ranks)
+    lengths, spread = _thinned(whole, share)
     rows = -(-whole.rows // ranks)
     counted = replace(whole.counted, rows=rows, lookups=lookups, unique=unique, pooling_spread=spread)
     return replace(
@@ -310,16 +338,16 @@ def row_share(whole: TableStatistics, ranks: int) -> TableStatistics:
         lengths=lengths,
         hottest=spectrum.hottest() if lookups else (0,) * len(whole.hottest),
         spectrum=spectrum,
-        footprint=of_rows(windows, whole.footprint.distinct(np.minimum(windows * ranks, whole.lookups)) / ranks),
+        footprint=of_rows(windows, whole.footprint.distinct(np.minimum(windows / share, whole.lookups)) / ranks),
     )
 
 
-def _thinned(whole: TableStatistics, ranks: int) -> tuple[Lengths, float]:
-    """Lengths of bags of which each lookup is kept with one chance in `ranks`, and their standard deviation."""
-    mean, kept = whole.lookups / whole.batch / ranks, whole.counted.pooling_spread / ranks
-    spread = math.sqrt(kept**2 + mean * (1 - 1 / ranks))
+def _thinned(whole: TableStatistics, share: float) -> tuple[Lengths, float]:
+    """Lengths of bags of which each lookup is kept with this chance, and their standard deviation."""
+    mean, kept = whole.lookups / whole.batch * share, whole.counted.pooling_spread * share
+    spread = math.sqrt(kept**2 + mean * (1 - share))
     shares = np.minimum(QUANTILES, 1 - 0.5 / whole.batch)
-    wide = np.array(whole.lengths.quantiles) / ranks - mean
+    wide = np.array(whole.lengths.quantiles) * share - mean
     # The larger of the two causes has the shape of the whole, widened to the deviation of both.
     apart = wide * (spread / kept) if kept**2 > mean else spread * np.array([NormalDist().inv_cdf(share) for share in shares])
     longest = np.minimum(np.maximum(np.round(mean + apart), 0.0), whole.lengths.quantiles)
