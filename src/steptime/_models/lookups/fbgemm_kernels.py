@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -94,6 +95,8 @@ _KEY_BYTES, _INFO_BYTES, _COUNT_BYTES, _GRADIENT_BYTES = 8, 4, 4, 4
 _SHUFFLES = 5
 # A barrier and the accesses of shared memory around it, in such accesses.
 _BARRIER_ACCESSES = 4
+# Tables of which what a lookup does to them is kept.
+_KEPT = 1 << 12
 # How far off a time may be, to either side: 18 % short forward and 11 % backward where tables are many, half where they are few
 # and small (two public recordings of V100, benchmarks/fbgemm_lookups.py).
 _FACTOR = 2.0
@@ -236,27 +239,37 @@ def _alike(lookup: FbgemmLookup, machine: _Machine) -> _Tables:
 
 
 def _told(lookup: FbgemmLookup, machine: _Machine, tables: Sequence[TableStatistics]) -> _Tables:
-    columns = TableColumns.of(tables)
-    row_bytes = np.array([_moved(dim, lookup) for dim in columns.dim.tolist()])
-    long = [np.array([table.spectrum.rows, table.spectrum.lookups])[:, table.spectrum.counts >= _LONG_RUN] for table in tables]
-    runs = np.array([part.sum(axis=1) for part in long])
-    return _Tables(
-        dim=columns.dim,
-        span=columns.rows * np.array([bytes_of_row(table.dim, lookup.dtype) for table in tables]),
-        lookups=columns.lookups,
-        length=np.array([np.interp(1 - 1 / _BLOCK_WARPS, QUANTILES, table.lengths.quantiles) for table in tables]),
-        longest=columns.longest,
-        unique=columns.unique,
-        missed=misses(columns, machine.cache_bytes / np.maximum(row_bytes, 1.0)),
-        runs=runs[:, 0],
-        run_lookups=runs[:, 1],
-        hottest=columns.hottest[:, 0],
+    return _Tables(*np.array([_of_table(table, lookup.dtype, machine.cache_bytes) for table in tables]).T)
+
+
+@lru_cache(maxsize=_KEPT)
+def _of_table(table: TableStatistics, dtype: str, cache_bytes: float) -> tuple[float, ...]:
+    """The columns of `_Tables`: no table's depend on the others, and a sharding search asks about many subsets of the same."""
+    columns, counts = TableColumns.of([table]), table.spectrum.counts
+    long = np.array([table.spectrum.rows, table.spectrum.lookups])[:, counts >= _LONG_RUN].sum(axis=1)
+    held = cache_bytes / max(_sectors(bytes_of_row(table.dim, dtype)), 1.0)
+    return (
+        float(table.dim),
+        float(table.rows * bytes_of_row(table.dim, dtype)),
+        float(columns.lookups[0]),
+        float(np.interp(1 - 1 / _BLOCK_WARPS, QUANTILES, table.lengths.quantiles)),
+        float(columns.longest[0]),
+        float(columns.unique[0]),
+        float(misses(columns, np.array([held]))[0]),
+        float(long[0]),
+        float(long[1]),
+        float(columns.hottest[0, 0]),
     )
+
+
+def _sectors(nbytes: float) -> float:
+    """Bytes that move for so many."""
+    return SECTOR * math.ceil(nbytes / SECTOR)
 
 
 def _moved(dim: float, lookup: FbgemmLookup) -> float:
     """Bytes that move for a row."""
-    return SECTOR * math.ceil(bytes_of_row(math.ceil(dim), lookup.dtype) / SECTOR)
+    return _sectors(bytes_of_row(math.ceil(dim), lookup.dtype))
 
 
 def _row_bytes(lookup: FbgemmLookup, work: _Tables) -> Floats:
