@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from steptime._diff.units import Rows, Units, matched
 from steptime._ops.families import WorkFamily, work_families
+from steptime._program.host_code import long_outside_ops
 from steptime._sim.core.steady import steady
 from steptime._sim.core.timing import Cohort
 from steptime._sim.prediction import PredictedStep
@@ -27,7 +28,7 @@ from steptime._whatif.targets import synchronising
 Floats = npt.NDArray[np.float64]
 Cohorts = tuple[Cohort, ...]
 
-HOST, WAITING = "host", "order and waiting"
+HOST, CODE, WAITING = "host", "host code outside ops", "order and waiting"
 REMOVED, ADDED, SLOWER, FASTER = "removed", "added", "slower", "faster"
 SYNCHRONISATION = "synchronisation"
 _FAMILIES = {family: family.label for family in WorkFamily}
@@ -128,7 +129,6 @@ class _Matched:
         self._there, self._units_there = other.cohorts[partner], other.units[partner]
         self.alone: Mask = np.append(self.to < 0, True)[self.units.of_work]
         self.work_factor = self._factor(_device_ns(self.cohort, self.units), _device_ns(self._there, self._units_there))
-        self.host_factor = self._factor(_host_ns(self.cohort, self.units), _host_ns(self._there, self._units_there))
 
     def _factor(self, own: Floats, others: Floats) -> Floats:
         """Per unit how many times as long it takes on the other side; 1 where it is not there or takes no time here."""
@@ -147,14 +147,49 @@ class _Matched:
         """The synchronising calls of units that the other side has not."""
         return np.asarray(synchronising(self.cohort.program) & np.append(self.to < 0, False)[self.units.of_call])
 
-    def host(self, cohort: Cohort) -> Cohort:
-        """A cohort with the other side's host times."""
-        factor = np.where(np.append(self.to < 0, False)[self.units.of_call], 0.0, self.host_factor[self.units.of_call])
-        timing = cohort.timing
-        changes = {
-            name: np.rint(getattr(timing, name) * factor[:, None, None]).astype(np.int64) for name in ("gap_ns", "call_ns")
-        }
-        return replace(cohort, timing=replace(timing, gap_ns=changes["gap_ns"], call_ns=changes["call_ns"]))
+    def host(self, cohort: Cohort, *, all_of_it: bool) -> Cohort:
+        """A cohort with the other side's host times: of code outside ops alone, or of all."""
+        own, others = _Host.of(self.cohort, self.units), _Host.of(self._there, self._units_there)
+        code, rest = (np.where(self.to >= 0, np.append(each, 0.0)[self.to], 0.0) for each in (others.code_ns, others.rest_ns))
+        timing, kept = self.cohort.timing, 1.0 - own.share
+        gap_ns = _moved_to(timing.gap_ns * own.share[:, None, None], self.units, own.code_ns, code)
+        if not all_of_it:
+            gap_ns = gap_ns + timing.gap_ns * kept[:, None, None]
+            return replace(cohort, timing=replace(cohort.timing, gap_ns=np.rint(gap_ns).astype(np.int64)))
+        gap_ns = gap_ns + _moved_to(timing.gap_ns * kept[:, None, None], self.units, own.rest_ns, rest)
+        call_ns = timing.call_ns * _ratio(rest, own.rest_ns)[self.units.of_call][:, None, None]
+        whole_gap_ns, whole_call_ns = (np.rint(values).astype(np.int64) for values in (gap_ns, call_ns))
+        return replace(cohort, timing=replace(cohort.timing, gap_ns=whole_gap_ns, call_ns=whole_call_ns))
+
+
+def _ratio(wanted: Floats, own: Floats) -> Floats:
+    return np.where(own > 0, wanted / np.where(own > 0, own, 1.0), 0.0)
+
+
+def _moved_to(gap_ns: Floats, units: Units, own: Floats, wanted: Floats) -> Floats:
+    """Host work before calls, so that it is so much for every unit; a unit that has none gets it before its first call."""
+    here, first = np.unique(units.of_call, return_index=True)
+    added = np.zeros(len(units.of_call))
+    added[first] = np.where(own > 0, 0.0, wanted)[here]
+    return np.asarray(gap_ns * _ratio(wanted, own)[units.of_call][:, None, None] + added[:, None, None])
+
+
+@dataclass(frozen=True, eq=False)
+class _Host:
+    """Host time of every unit, in nanoseconds: code outside ops, and all else."""
+
+    share: Floats  # per call: of the host work before it, what is code outside ops
+    code_ns: Floats
+    rest_ns: Floats
+
+    @classmethod
+    def of(cls, cohort: Cohort, units: Units) -> _Host:
+        """As a cohort has it."""
+        share = long_outside_ops(cohort.program)
+        gap_ns, call_ns = (values.mean(axis=(1, 2)) for values in (cohort.timing.gap_ns, cohort.timing.call_ns))
+        count = len(units.units)
+        code_ns, rest_ns = (_sums(units.of_call, spent, count) for spent in (gap_ns * share, gap_ns * (1.0 - share) + call_ns))
+        return cls(share, code_ns, rest_ns)
 
 
 def _device_ns(cohort: Cohort, units: Units) -> Floats:
@@ -164,8 +199,8 @@ def _device_ns(cohort: Cohort, units: Units) -> Floats:
 
 def _host_ns(cohort: Cohort, units: Units) -> Floats:
     """Per unit what its calls and the host work before them take."""
-    spent = cohort.timing.gap_ns.mean(axis=(1, 2)) + cohort.timing.call_ns.mean(axis=(1, 2))
-    return _sums(units.of_call, spent, len(units.units))
+    host = _Host.of(cohort, units)
+    return host.code_ns + host.rest_ns
 
 
 def _sums(unit: Rows, values: Floats, count: int) -> Floats:
@@ -206,7 +241,8 @@ def _to_other(side: _ComparedStep, here: Sequence[_Matched]) -> Iterator[_Stage]
                 yield f"{name} {label}", cohorts
     yield from _without_waiting(cohorts, here, REMOVED)
     cohorts = tuple(map(without_synchronisations, cohorts, [each.waiting_alone() for each in here]))
-    yield HOST, tuple(each.host(cohort) for each, cohort in zip(here, cohorts, strict=True))
+    for name, all_of_it in ((CODE, False), (HOST, True)):
+        yield name, tuple(each.host(cohort, all_of_it=all_of_it) for each, cohort in zip(here, cohorts, strict=True))
 
 
 def _without_waiting(cohorts: Cohorts, of: Sequence[_Matched], name: str) -> Iterator[_Stage]:
