@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,6 +54,25 @@ def test_plans_composed_take_as_long_as_plans_played_under_the_laws_of_the_platf
     # would, which does not change the step but how long they wait there.
     device = together.device_ns == together.step_ns
     np.testing.assert_allclose(together.waiting_ns[device], played.waiting_ns[device], atol=0.04 * played.step_ns.max())
+
+
+@pytest.mark.parametrize(
+    "dense",
+    [
+        {"precision": "bf16-autocast", "dense_optimizer": "adam", "exchange_precision": "bf16"},
+        {"precision": "tf32", "interaction": "dcnv2", "cross_rank": 64, "exchange_precision": "fp16"},
+        {"precision": "fp16-autocast", "dense_optimizer": "adagrad"},  # its host waits for the device
+        {"precision": "fp16-autocast", "dense_optimizer": "adam_fused"},
+        {"prefetch": "lookups"},
+    ],
+    ids=lambda dense: "-".join(map(str, dense.values())),
+)
+def test_plans_of_any_dense_side_take_as_long_as_played(dense: dict[str, Any]) -> None:
+    model, on = replace(sharding_tasks()[7], **dense), Platform.load("4xh200-nvlink")
+    one, plans = Evaluator(model, on, on.ranks), plans_of(2, len(model.tables), seed=7)
+    together, played = one.evaluate(plans, exact=True), one.simulate(plans)
+    np.testing.assert_allclose(together.step_ns, played.step_ns, rtol=0.01)
+    np.testing.assert_allclose(together.exchange_ns, played.exchange_ns, rtol=0.02)
 
 
 @pytest.mark.parametrize("kinds", [(ROW_WISE,), (DATA_PARALLEL, DATA_PARALLEL), (COLUMN_WISE, ROW_WISE, DATA_PARALLEL)])

@@ -329,9 +329,10 @@ def is_played(model: Dlrm, division: Division) -> bool:
 
     With one `nn.EmbeddingBag` for each table hosts wait for the device, and every table launches its own kernels; tables of
     several kinds (precision, weighted, pooled) are looked up kind by kind. Where nodes share rows, ranks of other nodes do
-    other things; without a shard to place there is one plan.
+    other things; without a shard to place there is one plan. A loss scaler makes hosts wait too, and lookups that go ahead of
+    their step have a stream of their own.
     """
-    return not model.one_kernel or division.shares_nodes or not any(division.slices)
+    return not model.composable or division.shares_nodes or not any(division.slices)
 
 
 def checked(rank_of: Plans, shards: int, ranks: int) -> Plans:

@@ -154,7 +154,7 @@ def _most_played(task: Task) -> int:
 
 def usual_evaluations(model: Dlrm, ranks: int) -> int:
     """Plans that a search may ask for where nobody says: some seconds of them."""
-    if not model.one_kernel:
+    if not model.composable:
         return _PLAYED_EVALUATIONS
     usual = min(EVALUATIONS, _EVALUATIONS_OF_A_PLACE * len(model.tables) * ranks)
     every = count_plans(len(model.tables), ranks)

@@ -124,6 +124,16 @@ class Dlrm:
         kinds = {(table.precision, table.weighted, table.sequence) for table in self.tables}
         return self.lookup in TOGETHER and len(kinds) == 1
 
+    @property
+    def host_waits(self) -> bool:
+        """Whether the host reads the loss scaler's check of gradients before it calls the optimiser."""
+        return self.precision == "fp16-autocast" and not self.dense_optimizer.endswith("_fused")
+
+    @property
+    def composable(self) -> bool:
+        """Whether a plan changes no more of the step than how long lookups and exchanges take, on one stream, hosts ahead."""
+        return self.one_kernel and not self.host_waits and self.prefetch == "none"
+
     def with_batch(self, batch: int) -> Dlrm:
         """The same model on another global batch."""
         return replace(self, batch=batch)
