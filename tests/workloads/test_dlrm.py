@@ -17,7 +17,7 @@ from steptime._build.dlrm.model import Dlrm, Table
 from steptime._build.dlrm.plan import Plan
 from steptime.errors import InputError
 from steptime_lab.workloads.case import Case, build
-from steptime_lab.workloads.exchange import Exchange
+from steptime_lab.workloads.exchange import ColumnExchange
 from steptime_lab.workloads.networks import dlrm
 from steptime_lab.workloads.shared_buffers import shared_buffers
 
@@ -238,7 +238,7 @@ def test_the_bottom_mlp_runs_between_start_and_end_of_the_exchange_both_ways(mon
         return SimpleNamespace(wait=lambda: events.append("wait"))
 
     monkeypatch.setattr(dist, "all_to_all_single", all_to_all_single)
-    exchange = Exchange([4], 0, 3)
+    exchange = ColumnExchange([4], 0, 3)
     pooled, dense = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
     received = exchange.start(pooled)
     events.append("bottom")

@@ -20,8 +20,7 @@ from steptime._lookups.generators import Bags
 from steptime_lab.workloads.case import GroupLike
 from steptime_lab.workloads.copied_tables import Copies
 from steptime_lab.workloads.dlrm_tables import Tables, tables_of
-from steptime_lab.workloads.exchange import DTYPES, Exchange
-from steptime_lab.workloads.row_exchange import RowExchange
+from steptime_lab.workloads.exchange import DTYPES, ColumnExchange, RowExchange
 from steptime_lab.workloads.shared_buffers import SharedBuffers
 from steptime_lab.workloads.training import BATCHES, data_parallel
 
@@ -35,11 +34,11 @@ class RankTables:
         # Every rank's loss is a mean over its own samples: their gradients add up to `ranks` times that of the global mean.
         # Adagrad divides by what the gradient was so far, and the factor with it.
         rate = learning_rate / ranks if model.optimizer == "sgd" else learning_rate
-        self._groups: list[tuple[Tables, Exchange | RowExchange | None]] = []
+        self._groups: list[tuple[Tables, ColumnExchange | RowExchange | None]] = []
         owned = plan.split(model.tables)
         widths = [sum(table.dim for table in tables) for tables in owned]
         if any(widths):
-            exchange = Exchange(widths, self._rank, self._samples, sent) if ranks > 1 else None
+            exchange = ColumnExchange(widths, self._rank, self._samples, sent) if ranks > 1 else None
             held = owned[self._rank]
             self._groups.append((tables_of(model, held, self._drawn(held, lambda bags, _: bags), buffers, rate), exchange))
         if by_rows := plan.of_kind(model.tables, ROW_WISE):
