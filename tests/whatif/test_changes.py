@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 import steptime
 from steptime._report.whatif import ChangedPrediction
+from steptime._whatif.batch import batch_size
 from steptime._whatif.grammar import Change, Target, parse, parse_all
 from steptime._whatif.named import Changer
 from steptime._whatif.savings import Scene
@@ -220,3 +222,11 @@ def test_collectives_waited_for_at_once_cost_time_and_overlapped_ones_save_none_
         waited, beside = saves_ms(name, "communication no-overlap"), saves_ms(name, "communication overlap")
         gone = saves_ms(name, "communication remove")
         assert waited <= 0 <= beside <= gone
+
+
+def test_the_batch_is_told_from_layers_and_steps_of_time() -> None:
+    # As a bidirectional LSTM of two layers over 128 texts of 100 words is recorded: states of 4, and steps first within cuDNN.
+    recurrent = Counter({(4, 128, 512): 24, (128, 20): 21, (128, 100, 512): 15, (100, 128, 512): 15, (12800, 512): 12})
+    assert batch_size(recurrent) == 128
+    assert batch_size(Counter({(16, 512, 768): 687, (3, 16, 12, 512, 64): 168, (8192, 768): 135})) == 16
+    assert batch_size(Counter({(7, 3): 1, (5, 2): 1, (3, 9): 1, (2, 4): 1})) is None

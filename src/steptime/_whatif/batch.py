@@ -25,6 +25,7 @@ Shape = tuple[int, ...]
 
 # The batch divides the first dimension of nearly all activations: not of masks, of what is stacked and of positions.
 _NEARLY_ALL = 0.75
+_MOST = 0.5
 _EXCHANGE = "all_to_all"  # of what is looked up, or of tokens
 # Products of two matrices, and where their factors are among the arguments.
 _PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}
@@ -41,7 +42,7 @@ class SampleDimensions:
     def of(cls, change: Change, program: Program) -> SampleDimensions:
         """What a program says about it."""
         parameters = frozenset(_parameters(program))
-        size = _common(_first_dimensions(program, parameters))
+        size = batch_size(_activations(program, parameters))
         if size is None:
             raise error(
                 change.text,
@@ -150,23 +151,30 @@ def _parameters(program: Program) -> Iterator[Shape]:
         yield from (shape, shape[::-1])
 
 
-def _first_dimensions(program: Program, parameters: frozenset[Shape]) -> Counter[int]:
-    """First dimensions of activations in the forward pass, of tensors of two dimensions or more."""
-    counts: Counter[int] = Counter()
+def _activations(program: Program, parameters: frozenset[Shape]) -> Counter[Shape]:
+    """Shapes of activations in the forward pass, of tensors of two dimensions or more."""
+    counts: Counter[Shape] = Counter()
     ops = program.ops
     for signature, phase in zip(ops.signature.tolist(), ops.phase.tolist(), strict=True):
         if signature < 0 or phase != Phase.FORWARD:
             continue
         for tensor in arguments_of(program.signatures[signature]).inputs:
             if len(tensor.shape) > 1 and tensor.shape not in parameters and tensor.shape[0] > 1:
-                counts[tensor.shape[0]] += 1
+                counts[tensor.shape] += 1
     return counts
 
 
-def _common(firsts: Counter[int]) -> int | None:
-    """The largest size that is one of these and divides nearly all of them."""
-    total = sum(firsts.values())
-    divides = [
-        size for size in firsts if sum(count for each, count in firsts.items() if each % size == 0) >= _NEARLY_ALL * total
-    ]
-    return max(divides, default=None)
+def batch_size(shapes: Counter[Shape]) -> int | None:
+    """The largest first dimension that divides most of the others; what it does not divide is stacked, nearly all of it."""
+    total, sizes = sum(shapes.values()), []
+    for size in {shape[0] for shape in shapes}:
+        divided = sum(count for shape, count in shapes.items() if shape[0] % size == 0)
+        stacked = sum(count for shape, count in shapes.items() if shape[0] % size and _is_stack(shape, size))
+        if divided >= _MOST * total and divided + stacked >= _NEARLY_ALL * total:
+            sizes.append(size)
+    return max(sizes, default=None)
+
+
+def _is_stack(shape: Shape, size: int) -> bool:
+    """States of layers, queries with keys and values, or steps of time: samples are the second dimension."""
+    return len(shape) > 2 and shape[1] == size
