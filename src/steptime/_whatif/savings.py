@@ -26,6 +26,9 @@ Floats = npt.NDArray[np.float64]
 Apply = Callable[[Change, Cohorts], Cohorts]
 
 LEVELS = (0.05, 0.95)
+# Of a saving: nine of ten changes made for real on an H200 saved within this of what was foretold, of the 18 whose two rounds of
+# timing agree (benchmarks/whatif_pairs.json, whatif_pairs_again.json; 2026-11-16).
+OFF_BY = 0.22
 
 
 @dataclass(frozen=True)
@@ -102,10 +105,9 @@ class Scene:
         before_ns, after_ns = self._step_ns, self._step_ns - saved_ns
         drawn_before, drawn_after = self._drawn(changes)
         saved = drawn_before - drawn_after
-        interval = (
-            ms(min(np.quantile(saved, LEVELS[0]), before_ns - after_ns)),
-            ms(max(np.quantile(saved, LEVELS[1]), before_ns - after_ns)),
-        )
+        least, most = np.quantile(saved, LEVELS)
+        off_ns = OFF_BY * abs(saved_ns)
+        interval = (ms(min(least, saved_ns - off_ns)), ms(max(most, saved_ns + off_ns)))
         low, high = np.quantile(drawn_after, LEVELS)
         after = self._explained(changes, result, after_ns, (ms(min(low, after_ns)), ms(max(high, after_ns))))
         path = {kind.kind: kind.share for kind in after.critical_path.kinds}
