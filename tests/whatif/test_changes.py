@@ -230,3 +230,15 @@ def test_the_batch_is_told_from_layers_and_steps_of_time() -> None:
     assert batch_size(recurrent) == 128
     assert batch_size(Counter({(16, 512, 768): 687, (3, 16, 12, 512, 64): 168, (8192, 768): 135})) == 16
     assert batch_size(Counter({(7, 3): 1, (5, 2): 1, (3, 9): 1, (2, 4): 1})) is None
+
+
+def test_a_changed_precision_is_measured_by_its_own_peak() -> None:
+    before = steptime.predict(EXAMPLES / "prefetch_sync")
+    assert before.mfu is not None
+    for text, precision in (("tf32 on", "tf32"), ("bf16 on", "bf16")):
+        after = steptime.predict(EXAMPLES / "prefetch_sync", what_if=[text])
+        assert after.precision == precision
+        assert after.mfu is not None
+        assert after.mfu < before.mfu
+    # Operations of another batch were not counted.
+    assert steptime.predict(EXAMPLES / "prefetch_sync", what_if=["batch * 2"]).mfu is None

@@ -16,19 +16,21 @@ import numpy.typing as npt
 from steptime._program.workload import Workload
 from steptime._sim.core.steady import Steady, steady
 from steptime._sim.explain.activity import Window
-from steptime._sim.prediction import NINE_OF_TEN, PredictedStep, explain
+from steptime._sim.prediction import NINE_OF_TEN, Operations, PredictedStep, explain, recorded_peak_flop_per_s
 from steptime._units import NS_PER_MS, ms
 from steptime._whatif.apply import Cohorts, applied
 from steptime._whatif.draws import with_draws
-from steptime._whatif.grammar import BATCH, SET, Change
+from steptime._whatif.grammar import BATCH, BF16, SET, TF32, Change
 
 Floats = npt.NDArray[np.float64]
 Apply = Callable[[Change, Cohorts], Cohorts]
 
 LEVELS = (0.05, 0.95)
-# Of a saving: nine of ten changes made for real on an H200 saved within this of what was foretold, of the 18 whose two rounds of
-# timing agree (benchmarks/whatif_pairs.json, whatif_pairs_again.json; 2026-11-16).
+# Of a saving: nine of ten changes made for real on an H200 saved within this of what was foretold, of the 18 whose two rounds
+# of timing agree (benchmarks/whatif_pairs.json, whatif_pairs_again.json; 2026-11-16).
 OFF_BY = 0.22
+_SINGLE = "float32"
+_IN = {TF32: "tf32", BF16: "bfloat16"}  # what products in fp32 are computed in then, as devices call it
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class Scene:
         saved = drawn_before - drawn_after
         least, most = np.quantile(saved, LEVELS)
         off_ns = OFF_BY * abs(saved_ns)
-        interval = (ms(min(least, saved_ns - off_ns)), ms(max(most, saved_ns + off_ns)))
+        interval = (ms(min(least, saved_ns - off_ns)), ms(max(most, min(saved_ns + off_ns, before_ns))))
         low, high = np.quantile(drawn_after, LEVELS)
         after = self._explained(changes, result, after_ns, (ms(min(low, after_ns)), ms(max(high, after_ns))))
         path = {kind.kind: kind.share for kind in after.critical_path.kinds}
@@ -118,9 +120,8 @@ class Scene:
         self, changes: Sequence[Change], result: Steady, step_ns: float, interval_ms: tuple[float, float]
     ) -> PredictedStep:
         base = self.prediction
-        batches = [change for change in changes if change.action == BATCH]
         explained = explain(
-            _with_batch(base.workload, batches),
+            _described(base.workload, changes),
             result.timeline,
             Window(self.steps),
             step_ns=step_ns,
@@ -129,13 +130,15 @@ class Scene:
             first_step_ms=ms(result.first_ns[0]),
             warnings=base.warnings,
         )
+        operations, peak = _computed(base, explained.operations, changes)
         return replace(
             explained,
+            operations=operations,
             platform=base.platform,
             situation=base.situation,
             coverage=base.coverage,
-            memory={"peak_bytes": None} if batches else base.memory,
-            peak_flop_per_s=base.peak_flop_per_s,
+            memory={"peak_bytes": None} if any(change.action == BATCH for change in changes) else base.memory,
+            peak_flop_per_s=peak,
             bound_by=_power_bound(base.bound_by, explained.bound_by),
         )
 
@@ -156,15 +159,28 @@ def log_error_of(prediction: PredictedStep) -> float:
     return math.log(high / low) / (2 * NINE_OF_TEN) if 0 < low < high else 0.0
 
 
-def _with_batch(workload: Workload, batches: Sequence[Change]) -> Workload:
-    """The workload as it is described with another batch, where it says how large that is."""
+def _computed(base: PredictedStep, counted: Operations, changes: Sequence[Change]) -> tuple[Operations, float | None]:
+    """Operations after the changes and the peak that they are measured by, each only where it is known."""
+    actions = {change.action for change in changes}
+    if BATCH in actions:
+        return Operations(), None
+    precision = next((_IN[action] for action in (BF16, TF32) if action in actions), counted.precision)
+    if counted.precision != _SINGLE or precision == _SINGLE:
+        return counted, base.peak_flop_per_s
+    peak = recorded_peak_flop_per_s(base.workload, precision) if base.platform is None else None
+    return replace(counted, precision=precision), peak
+
+
+def _described(workload: Workload, changes: Sequence[Change]) -> Workload:
+    """The workload as it is described after the changes: with another batch or precision, where it says these."""
     known = workload.description
-    if known.batch is None or not batches:
-        return workload
-    size = known.batch
-    for change in batches:
-        size = round(change.amount if change.choice == SET else change.amount * size)
-    return replace(workload, description=replace(known, batch=max(1, size)))
+    for change in changes:
+        if change.action == BATCH and known.batch is not None:
+            size = round(change.amount if change.choice == SET else change.amount * known.batch)
+            known = replace(known, batch=max(1, size))
+        if change.action in _IN and known.precision == "fp32":
+            known = replace(known, precision=change.text)
+    return replace(workload, description=known)
 
 
 def _power_bound(before: str, after: str) -> str:
