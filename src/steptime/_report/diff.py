@@ -13,7 +13,7 @@ from rich.text import Text
 from steptime._files import write_output
 from steptime._report.answers import plain, table_of
 from steptime._report.html.markup import Markup, bar, table, tag
-from steptime._report.html.sections import bound_and_facts, step_number
+from steptime._report.html.sections import bound_and_facts
 from steptime._report.html.static import section, static_page
 from steptime._report.json import SCHEMA_VERSION, Document
 from steptime._report.layout import (
@@ -184,12 +184,15 @@ def diff_page(found: Difference) -> str:
     facts = {
         "First": f"{_called(before)}: {time_ms(before.step_time_ms)} ms",
         "Second": f"{_called(after)}: {time_ms(after.step_time_ms)} ms",
-        "Difference": f"{signed_ms(found.total_ms)} ms",
         "Found in the other": percent(found.matched),
-        "What bounds the first": before.bound_by,
+        "Before": before.bound_by,
     }
     warnings = list(dict.fromkeys((*before.warnings, *after.warnings)))
-    summary = [step_number(after.step_time_ms), *bound_and_facts(after.bound_by, facts, warnings)]
+    share = f", {100 * found.total_ms / before.step_time_ms:+.1f} %" if before.step_time_ms else ""
+    number = tag(
+        "p", tag("strong", signed_ms(found.total_ms)), tag("span", f"ms per step{share}", class_="unit"), class_="step"
+    )
+    summary = [number, *bound_and_facts(f"Now {after.bound_by}", facts, warnings)]
     sections = [
         tag("section", *summary, id="summary", aria_label="Summary"),
         section("Parts", "milliseconds of the step; they add up to the difference", _parts_table(found)),
