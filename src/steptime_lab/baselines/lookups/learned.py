@@ -31,12 +31,13 @@ _HELD_OUT = 10  # one of so many questions says which epoch is the best
 _NO_LOOKUPS = 1e-3  # pooling of a table without lookups, as published
 # An input that varies less than this in the fit says nothing where it does.
 _CONSTANT = 1e-3
+_MEASURED = ("adagrad", "rowwise_adagrad")  # optimisers of measured lookups, beside none and SGD
 
 
 def told(lookups: Lookups) -> Floats:
     """The conditions of lookups as inputs, [lookups, inputs]."""
     flags: list[Flags] = [lookups.warm, lookups.weighted]
-    flags += [lookups.optimizer == place for place in range(2, len(OPTIMIZERS))]
+    flags += [lookups.optimizer == OPTIMIZERS.index(name) for name in _MEASURED]
     flags += [lookups.others == OTHERS.index(name) for name in ("same", "streaming")]
     return np.column_stack([*flags, np.log(lookups.share)]).astype(np.float64)
 
