@@ -242,3 +242,10 @@ def test_a_changed_precision_is_measured_by_its_own_peak() -> None:
         assert after.mfu < before.mfu
     # Operations of another batch were not counted.
     assert steptime.predict(EXAMPLES / "prefetch_sync", what_if=["batch * 2"]).mfu is None
+
+
+def test_times_that_a_change_made_are_not_called_measured() -> None:
+    halved = steptime.predict(EXAMPLES / "prefetch_sync", what_if=["matmul * 0.5"])
+    assert 0 < halved.coverage["changed"] < 1
+    assert sum(halved.coverage.values()) == pytest.approx(1.0)
+    assert "changed" not in steptime.predict(EXAMPLES / "prefetch_sync", what_if=["host * 0.9"]).coverage

@@ -25,6 +25,15 @@ Traces = Annotated[
     list[Path],
     Argument(metavar="TRACES", help="Trace files, folders or tar archives; one or many ranks of one job.", show_default=False),
 ]
+OnPlatform = Annotated[
+    str | None,
+    Option("--platform", metavar="NAME", help="The machine (`steptime platforms` lists them); without it, as recorded."),
+]
+Batch = Annotated[int | None, Option("--batch", min=1, help="Global batch size, for a config or function.")]
+Ranks = Annotated[int | None, Option("--ranks", min=1, help="Number of ranks, for a config or function.")]
+Profiled = Annotated[
+    bool, Option("--profiled", help="A recorded run with what its profiler cost, instead of as it runs without one.")
+]
 Json = Annotated[bool, Option("--json", help="Write JSON with stable keys to stdout, and nothing else.")]
 Trace = Annotated[
     Path | None,

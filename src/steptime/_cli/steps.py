@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from steptime._cli.output import (
+    Batch,
     CalibrationFile,
     ExpertSkew,
     Json,
     Limit,
+    OnPlatform,
+    Profiled,
+    Ranks,
     Trace,
     Traces,
     announce,
@@ -40,12 +44,9 @@ def predict(
             show_default=False,
         ),
     ],
-    platform: Annotated[
-        str | None,
-        Option("--platform", metavar="NAME", help="The machine (`steptime platforms` lists them); without it, as recorded."),
-    ] = None,
-    batch: Annotated[int | None, Option("--batch", min=1, help="Global batch size, for a config or function.")] = None,
-    ranks: Annotated[int | None, Option("--ranks", min=1, help="Number of ranks, for a config or function.")] = None,
+    platform: OnPlatform = None,
+    batch: Batch = None,
+    ranks: Ranks = None,
     plan: Annotated[
         Path | None,
         Option("--plan", metavar="FILE", help="Where a DLRM's tables go: what `steptime shard` wrote, or TorchRec's plan."),
@@ -71,9 +72,7 @@ def predict(
             show_default=False,
         ),
     ] = None,
-    profiled: Annotated[
-        bool, Option("--profiled", help="A recorded run with what its profiler cost, instead of as it runs without one.")
-    ] = False,
+    profiled: Profiled = False,
     limit: Limit = None,
     expert_skew: ExpertSkew = None,
     json: Json = False,

@@ -7,15 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from steptime._cli.output import CalibrationFile, Json, Limit, input_files, print_files, read, show
+from steptime._cli.output import (
+    Batch,
+    CalibrationFile,
+    Json,
+    Limit,
+    OnPlatform,
+    Profiled,
+    Ranks,
+    input_files,
+    print_files,
+    read,
+    show,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-Profiled = Annotated[
-    bool, Option("--profiled", help="A recorded run with what its profiler cost, instead of as it runs without one.")
-]
 
 
 def whatif(
@@ -27,12 +34,9 @@ def whatif(
             show_default=False,
         ),
     ],
-    platform: Annotated[
-        str | None,
-        Option("--platform", metavar="NAME", help="The machine (`steptime platforms` lists them); without it, as recorded."),
-    ] = None,
-    batch: Annotated[int | None, Option("--batch", min=1, help="Global batch size, for a config or function.")] = None,
-    ranks: Annotated[int | None, Option("--ranks", min=1, help="Number of ranks, for a config or function.")] = None,
+    platform: OnPlatform = None,
+    batch: Batch = None,
+    ranks: Ranks = None,
     calibration: CalibrationFile = None,
     profiled: Profiled = False,
     limit: Limit = None,

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from steptime._program.workload import Workload
 from steptime._sim.core.steady import Steady, steady
+from steptime._sim.core.timing import Cohort
 from steptime._sim.explain.activity import Window
 from steptime._sim.prediction import NINE_OF_TEN, Operations, PredictedStep, explain, recorded_peak_flop_per_s
 from steptime._units import NS_PER_MS, ms
@@ -29,6 +30,8 @@ LEVELS = (0.05, 0.95)
 # Of a saving: nine of ten changes made for real on an H200 saved within this of what was foretold, of the 18 whose two rounds
 # of timing agree (benchmarks/whatif_pairs.json, whatif_pairs_again.json; 2026-11-16).
 OFF_BY = 0.22
+CHANGED = "changed"
+"""What device times are that a what-if made otherwise, in coverage."""
 _SINGLE = "float32"
 _IN = {TF32: "tf32", BF16: "bfloat16"}  # what products in fp32 are computed in then, as devices call it
 
@@ -136,7 +139,7 @@ class Scene:
             operations=operations,
             platform=base.platform,
             situation=base.situation,
-            coverage=base.coverage,
+            coverage=_coverage(base.coverage, self.cohorts, [played.cohort for played in result.timeline.cohorts]),
             memory={"peak_bytes": None} if any(change.action == BATCH for change in changes) else base.memory,
             peak_flop_per_s=peak,
             bound_by=_power_bound(base.bound_by, explained.bound_by),
@@ -169,6 +172,18 @@ def _computed(base: PredictedStep, counted: Operations, changes: Sequence[Change
         return counted, base.peak_flop_per_s
     peak = recorded_peak_flop_per_s(base.workload, precision) if base.platform is None else None
     return replace(counted, precision=precision), peak
+
+
+def _coverage(before: Mapping[str, float], cohorts: Sequence[Cohort], changed: Sequence[Cohort]) -> Mapping[str, float]:
+    """Where device times are from, with the share of those that a change made otherwise."""
+    pairs = [(old.timing.duration_ns, new.timing.duration_ns) for old, new in zip(cohorts, changed, strict=True)]
+    if any(old.shape != new.shape for old, new in pairs):  # another program, whose times are models' throughout
+        return before
+    total = sum(int(new.sum()) for _, new in pairs)
+    share = sum(int(new[new != old].sum()) for old, new in pairs) / total if total else 0.0
+    if not share:
+        return before
+    return {**{source: part * (1.0 - share) for source, part in before.items()}, CHANGED: share}
 
 
 def _described(workload: Workload, changes: Sequence[Change]) -> Workload:

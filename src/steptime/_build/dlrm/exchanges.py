@@ -51,19 +51,32 @@ class Nodes:
         return {NODE: tuple(range(first, first + self.per_node)), ACROSS: tuple(range(place, ranks, self.per_node))}
 
 
-class ColumnExchangeOps:
+class _Exchange:
+    """What both exchanges are made of: a collective under way, and the gradient that one brings back."""
+
+    def __init__(self, tape: Tape, dtype: str, group: str) -> None:
+        self._tape, self._dtype, self._group = tape, dtype, group
+        self._number, self._full = 0, FULL
+        self._gradient: Tensor | None = None
+
+    def _awaited(self, _: Tensor) -> Tensor | None:
+        """The gradient of what was sent, in the type that it had."""
+        self._tape.emit.wait(self._number, self._group)
+        assert self._gradient is not None
+        return decoded(self._tape.emit, self._gradient, self._full)
+
+
+class ColumnExchangeOps(_Exchange):
     """One step's exchange of columns: `widths` are the columns (summed dims) that each rank of a group looks up."""
 
     def __init__(self, tape: Tape, widths: Sequence[int], local_batch: int, dtype: str = FULL, node: int | None = None) -> None:
         """`node`: among the ranks at one place in every node, of which this is the one of that node."""
-        self._tape, self._widths, self._local_batch, self._dtype = tape, tuple(widths), local_batch, dtype
-        self._group = GROUP if node is None else ACROSS
+        super().__init__(tape, dtype, GROUP if node is None else ACROSS)
+        self._widths, self._local_batch = tuple(widths), local_batch
         columns = self._widths[tape.emit.rank if node is None else node]
         self._sent = [local_batch * columns] * len(self._widths)
         self._received = [local_batch * width for width in self._widths]
         self._shape = (local_batch * len(self._widths), columns)
-        self._number, self._full = 0, FULL
-        self._gradient: Tensor | None = None
 
     def start(self, pooled: Tensor) -> Tensor:
         """Starts to send the lookups of this rank's tables for all samples."""
@@ -75,12 +88,7 @@ class ColumnExchangeOps:
             flat = emit.viewed(sent, (sent.numel,), (-1,))
             self._number = emit.all_to_all(received, flat, self._received, self._sent, group=self._group)
 
-        def backward(_: Tensor) -> Tensor | None:
-            emit.wait(self._number, self._group)
-            assert self._gradient is not None
-            return decoded(emit, self._gradient, self._full)
-
-        return self._tape.node("_StartBackward", (pooled,), received, backward)
+        return self._tape.node("_StartBackward", (pooled,), received, self._awaited)
 
     def finish(self, received: Tensor) -> tuple[Tensor, ...]:
         """Waits; every rank's columns of this rank's samples."""
@@ -114,14 +122,13 @@ class ColumnExchangeOps:
         return tuple(emit.viewed(share, (self._local_batch, width)) for share, width in pairs)
 
 
-class RowExchangeOps:
+class RowExchangeOps(_Exchange):
     """One step's exchange of partial sums: every rank of a group has looked up its rows of all tables for all samples."""
 
     def __init__(self, tape: Tape, kept: int, dtype: str = FULL, group: str = GROUP) -> None:
         """`kept`: samples whose sums are left on this rank."""
-        self._tape, self._kept, self._dtype, self._group, self._number = tape, kept, dtype, group, 0
-        self._full = FULL
-        self._gradient: Tensor | None = None
+        super().__init__(tape, dtype, group)
+        self._kept = kept
 
     def start(self, pooled: Tensor) -> Tensor:
         """Starts to add the partial sums of all ranks, [global batch, columns]."""
@@ -132,12 +139,7 @@ class RowExchangeOps:
             summed = emit.new_empty(sent, (self._kept, pooled.shape[1]))
             self._number = emit.reduce_scatter(summed, sent, self._group)
 
-        def backward(_: Tensor) -> Tensor | None:
-            emit.wait(self._number, self._group)
-            assert self._gradient is not None
-            return decoded(emit, self._gradient, self._full)
-
-        return self._tape.node("_StartBackward", (pooled,), summed, backward)
+        return self._tape.node("_StartBackward", (pooled,), summed, self._awaited)
 
     def finish(self, summed: Tensor) -> tuple[Tensor, ...]:
         """Waits; the sums of this rank's samples."""
