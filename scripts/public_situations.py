@@ -11,7 +11,7 @@ from pathlib import Path
 from steptime._platforms.situation import FILE, written
 from steptime_lab.validate.intervals.intervals import predicted_rows
 from steptime_lab.validate.intervals.rows import read_rows
-from steptime_lab.validate.intervals.widths import fitted_calibrated, fitted_situation
+from steptime_lab.validate.intervals.widths import fitted_calibrated, fitted_situation, telling
 
 HEADER = """What all kernels of a kind may be off by together on a machine that nobody measured: standard deviations of the
 logarithm below and above a prediction. Written by `python scripts/public_situations.py FILE` from public steps, whose
@@ -20,7 +20,7 @@ sources docs/accuracy.md names. Calibrated: once a box has one number, from a fe
 
 def main() -> None:
     """Writes the file."""
-    rows, _ = predicted_rows(read_rows(Path(sys.argv[1])))
+    rows = telling(predicted_rows(read_rows(Path(sys.argv[1])))[0])
     carried = fitted_situation(rows)
     FILE.write_text(written([carried, fitted_calibrated(rows, carried)], HEADER), encoding="utf-8")
 

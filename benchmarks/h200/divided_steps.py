@@ -1,8 +1,10 @@
-"""DLRM steps that have no part in any model, predicted and committed, then measured.
+"""Steps that have no part in any model, predicted and committed, then measured.
 
 `python benchmarks/h200/divided_steps.py predict FILE [GROUP]` predicts every held-out case of a group, without a GPU:
 `divided` (the usual one), under several ways to divide their tables, and `recommenders`, with dense sides in other precisions,
-interactions and optimisers. On one, `steptime measure steps --share-gpu --ranks 1,2,4,8 --only timed,GROUP -o DIR` times them.
+interactions and optimisers, and `large`, decoders divided by pipelines, contexts, experts, shards and tensors, captured from
+the very code that runs; `configs`, those of them that a config says too. On one, `steptime measure steps --share-gpu
+--ranks 1,2,4,8 --only timed,GROUP -o DIR` times them.
 `... score FILE DIR [GROUP]` compares: errors as committed, and with the calibration that each group of ranks made of its own
 machine; of every model with several plans whether these are in the order in which they were measured. `... keep DIR MEASURED
 [GROUP]` writes the times of a run as they are committed, which `score FILE MEASURED [GROUP]` reads without calibrations.
@@ -14,13 +16,16 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, takewhile
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from steptime import capture
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.workload import dlrm_workload
+from steptime._build.transformer.build import build
+from steptime._build.transformer.config import Transformer
 from steptime._measurements.store import read
 from steptime._platforms.calibration import Calibration
 from steptime._program.workload import Workload
@@ -31,6 +36,8 @@ from steptime_lab.validate.steps.cases import RunCalibrations, platform_of
 from steptime_lab.workloads.case import Case
 from steptime_lab.workloads.cases import RANKS, held_out_cases
 from steptime_lab.workloads.divided_cases import DIVIDED
+from steptime_lab.workloads.large_cases import LARGE
+from steptime_lab.workloads.large_configs import as_config
 
 Said = tuple[float, float, float]
 """Milliseconds of a step, and the ends of their interval."""
@@ -40,21 +47,39 @@ TIED = 0.02
 """Steps closer than this are in any order."""
 
 
+CONFIGS = "configs"
+"""The decoders of `large` that a config says too, predicted by that."""
+
+
 def cases(group: str) -> dict[str, Case]:
     """All of a group, by name."""
-    return {case.name: case for ranks in RANKS for case in held_out_cases(ranks)[group]}
+    known = {case.name: case for ranks in RANKS for case in held_out_cases(ranks)[LARGE if group == CONFIGS else group]}
+    return {name: case for name, case in known.items() if group != CONFIGS or as_config(case) is not None}
 
 
-def workload_of(case: Case) -> Workload:
-    """The case as it is predicted."""
+def workload_of(case: Case, group: str) -> Workload:
+    """The case as it is predicted: a DLRM by its config, a decoder by capturing its script or by a config."""
+    if group == CONFIGS:
+        return build(Transformer.from_dict(as_config(case) or {}, case.name))
+    if case.workload == LARGE:
+        return captured(case)
     return dlrm_workload(Dlrm.from_dict(case.config).with_batch(case.batch), case.ranks, case.plan)
+
+
+def captured(case: Case) -> Workload:
+    """The step that is timed, as `steptime capture` sees it."""
+    import torch
+
+    from steptime_lab.workloads.networks.large import training_step
+
+    return capture(lambda rank: training_step(case, rank, torch.device("cuda")), ranks=case.ranks)
 
 
 def predict(file: str, group: str = DIVIDED) -> None:
     """Writes what is predicted of every case, uncalibrated."""
     found = {}
     for name, case in cases(group).items():
-        said = predict_on(workload_of(case), platform_of(case.ranks))
+        said = predict_on(workload_of(case, group), platform_of(case.ranks))
         found[name] = {
             "step_time_ms": round(said.step_time_ms, 4),
             "interval_ms": [round(end, 4) for end in said.interval_ms],
@@ -72,7 +97,7 @@ def score(file: str, run: str, group: str = DIVIDED) -> None:
         taken = {name: median(row["time_ns"] for row in each) / 1e6 for name, each in rows.items()}
         calibrations = RunCalibrations(Path(run))
         with_them = {
-            "calibrated": {name: calibrated(known[name], calibrations.of_step(each[0])) for name, each in rows.items()}
+            "calibrated": {name: calibrated(known[name], calibrations.of_step(each[0]), group) for name, each in rows.items()}
         }
     else:
         kept, with_them = json.loads(Path(run).read_text(encoding="utf-8")), {}
@@ -86,6 +111,15 @@ def score(file: str, run: str, group: str = DIVIDED) -> None:
         print(f"{name:48s} {time_ms:8.3f}  {shown}")
     for how, said in told.items():
         print(f"{how}: {summary(taken, said, known)}")
+        if group in (LARGE, CONFIGS):
+            for kind in dict.fromkeys(kind_of(known[name]) for name in taken):
+                of_kind = {name: time_ms for name, time_ms in taken.items() if kind_of(known[name]) == kind}
+                print(f"  {kind:5s} {summary(of_kind, said, known)}")
+
+
+def kind_of(case: Case) -> str:
+    """How a decoder is divided: the letters that its name begins with (pp, cp, ep, hsdp, tp)."""
+    return "".join(takewhile(str.isalpha, case.task))
 
 
 def keep(folder: str, file: str, group: str = DIVIDED) -> None:
@@ -106,9 +140,9 @@ def measured(folder: Path) -> dict[str, list[dict[str, Any]]]:
     return result
 
 
-def calibrated(case: Case, calibration: Calibration) -> Said:
+def calibrated(case: Case, calibration: Calibration, group: str) -> Said:
     """What is predicted with the calibration that the processes made which then timed the case."""
-    step = modelled(workload_of(case), platform_of(case.ranks))
+    step = modelled(workload_of(case, group), platform_of(case.ranks))
     steady, _, clocks = step.powered(calibration)
     low, high = interval_ns(step, steady, calibration, clocks)
     return float(steady.period_ns[0]) / 1e6, low / 1e6, high / 1e6
@@ -119,7 +153,8 @@ def summary(taken: Mapping[str, float], told: Mapping[str, Said], known: Mapping
     errors = [told[name][0] / time_ms - 1 for name, time_ms in taken.items()]
     gmae = math.exp(sum(math.log(abs(error) + FLOOR) for error in errors) / len(errors))
     inside = sum(told[name][1] <= time_ms <= told[name][2] for name, time_ms in taken.items())
-    text = f"GMAE {gmae:.1%}, middle {median(errors):+.1%}, {inside} of {len(errors)} inside"
+    p90 = sorted(map(abs, errors))[math.ceil(0.9 * len(errors)) - 1]
+    text = f"GMAE {gmae:.1%}, p90 {p90:.1%}, middle {median(errors):+.1%}, {inside} of {len(errors)} inside"
     agree, regrets = [], []
     for names in by_model(taken, known):
         agree += ordered([(told[name][0], taken[name]) for name in names])

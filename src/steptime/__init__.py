@@ -13,6 +13,7 @@ from steptime.errors import DeadlockError, InputError, SteptimeError, TraceError
 
 if TYPE_CHECKING:
     from steptime._api.diff import diff
+    from steptime._api.plan import plan
     from steptime._api.predict import predict, replay
     from steptime._api.read import capture, read
     from steptime._api.shard import shard
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from steptime._program.workload import Workload
     from steptime._report.answers import Prediction, Predictions, Replayed, Sharding
     from steptime._report.diff import Compared
+    from steptime._report.plan import Planned
     from steptime._report.whatif import Suggestions
 
 __version__ = "0.1.0"
@@ -32,6 +34,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "Calibration": "steptime._platforms.calibration:Calibration",
     "Compared": "steptime._report.diff:Compared",
+    "Planned": "steptime._report.plan:Planned",
     "Platform": "steptime._platforms.platform:Platform",
     "Prediction": "steptime._report.answers:Prediction",
     "Predictions": "steptime._report.answers:Predictions",
@@ -42,6 +45,7 @@ _LAZY = {
     "Workload": "steptime._program.workload:Workload",
     "capture": "steptime._api.read:capture",
     "diff": "steptime._api.diff:diff",
+    "plan": "steptime._api.plan:plan",
     "predict": "steptime._api.predict:predict",
     "read": "steptime._api.read:read",
     "replay": "steptime._api.predict:replay",
@@ -64,6 +68,7 @@ __all__ = [
     "Compared",
     "DeadlockError",
     "InputError",
+    "Planned",
     "Platform",
     "Prediction",
     "Predictions",
@@ -78,6 +83,7 @@ __all__ = [
     "__version__",
     "capture",
     "diff",
+    "plan",
     "predict",
     "read",
     "replay",

@@ -21,6 +21,7 @@ DTYPE_BYTES = {
     "float16": 2,
     "bfloat16": 2,
     "float8": 1,
+    "float4x2": 1,  # two elements of four bits
     "complex64": 8,
     "complex128": 16,
     "int64": 8,
@@ -57,6 +58,8 @@ _DTYPE_ALIASES = {
     "c10::float8_e5m2": "float8",
     "float8_e4m3fn": "float8",
     "float8_e5m2": "float8",
+    "c10::float4_e2m1fn_x2": "float4x2",
+    "float4_e2m1fn_x2": "float4x2",
     "f32": "float32",
     "f16": "float16",
     "bf16": "bfloat16",

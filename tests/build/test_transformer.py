@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from tests.support.waits import needed_by_nobody
 
-from steptime._build.transformer.build import build, groups_of
-from steptime._build.transformer.config import Parallelism, Transformer
+from steptime._build.transformer.build import build
+from steptime._build.transformer.config import Transformer
+from steptime._build.transformer.parallelism import Parallelism, groups_of
 from steptime._models.kernels.from_ops import questions_of
 from steptime._models.memory.lifetimes import MemoryKind
 from steptime._models.memory.peak import peak_memory
@@ -207,6 +208,29 @@ def test_checkpointing_computes_layers_again_and_saves_memory(kind: str) -> None
     assert attention[0] == {False: 6, True: 6}
     assert attention[1] == {False: 12, True: 6}
     assert peak_memory(again).allocated < peak_memory(kept).allocated
+
+
+@pytest.mark.parametrize(
+    "recompute", ["selective", "ops", ("norm",), ("activation",), ("attention", "feed_forward", "norm", "activation")]
+)
+@pytest.mark.parametrize("kind", ["llama", "autocast", "megatron", "tensor"])
+def test_recomputation_of_parts_lies_between_none_and_all(kind: str, recompute: Any) -> None:
+    """In memory; and it multiplies no more than the products that are its own."""
+    changes = {**KINDS[kind], "layers": 6, "batch": 64}
+    kept, parts, again = (program(**changes, recompute=each) for each in ("none", recompute, "full"))
+    most, some, least = (peak_memory(made).allocated for made in (kept, parts, again))
+    small = kind == "megatron" or recompute != "selective"  # what fused attention saves beside its inputs is little
+    assert least <= some < most if small else least < some <= most
+    assert multiplied(kept) <= multiplied(parts) <= multiplied(again)
+    if recompute in (("norm",), ("activation",), "selective"):
+        assert multiplied(parts) == multiplied(kept)
+
+
+def test_only_the_layers_that_are_named_are_computed_again() -> None:
+    layer = multiplied(program(layers=1, recompute="full")) - multiplied(program(layers=1))
+    for changes, count in (({"recompute_layers": 2}, 2), ({"recompute_every": 2}, 3), ({"recompute_every": 4}, 1), ({}, 6)):
+        more = multiplied(program(layers=6, recompute="full", **changes)) - multiplied(program(layers=6))
+        assert more == count * layer
 
 
 def test_what_nothing_saved_is_not_computed_again() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -57,9 +58,26 @@ def repeated(x: Any) -> Any:
     return wide.reshape(BATCH, HEADS, LENGTH, WIDTH // HEADS)
 
 
-@cache
-def recorded(checkpointing: bool) -> tuple[str, ...]:
-    """Names of what PyTorch calls in the third step of such a model on a CPU."""
+KEPT = ("mm.default", "_scaled_dot_product_flash_attention_for_cpu.default")
+
+
+def selective() -> Any:
+    """Contexts that keep attention and of every two products the first, as torchtitan's selective checkpointing by op."""
+    counts = Counter[bool]()
+
+    def policy(context: Any, op: Any, *_: Any, **__: Any) -> Any:
+        name = str(op).removeprefix("aten.")
+        if name == "mm.default":
+            counts[context.is_recompute] += 1
+        kept = name in KEPT and not (name == "mm.default" and counts[context.is_recompute] % 2 == 0)
+        choices = torch.utils.checkpoint.CheckpointPolicy
+        return choices.MUST_SAVE if kept else choices.PREFER_RECOMPUTE
+
+    return torch.utils.checkpoint.create_selective_checkpoint_contexts(policy)
+
+
+def step_of(recompute: str) -> Callable[[], None]:
+    """A step of such a model on a CPU."""
     torch.manual_seed(0)
     embedding, layers = torch.nn.Embedding(WORDS, WIDTH), [Layer(), Layer()]
     norm, head = torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, WORDS, bias=False)
@@ -69,12 +87,42 @@ def recorded(checkpointing: bool) -> tuple[str, ...]:
     def step() -> None:
         x = embedding(ids)
         for layer in layers:
-            run = torch.utils.checkpoint.checkpoint
-            x = run(layer, x, *angles, use_reentrant=False) if checkpointing else layer(x, *angles)
+            options = {"context_fn": selective} if recompute == "ops" else {}
+            run = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False, **options)
+            x = layer(x, *angles) if recompute == "none" else run(layer, x, *angles)
         torch.nn.functional.cross_entropy(head(norm(x)).view(-1, WORDS), ids.view(-1)).backward()
         for module in (embedding, *layers, norm, head):
             module.zero_grad()
 
+    return step
+
+
+class Executed(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc,name-defined]
+    """Counts what runs: a mode outside that of selective checkpointing, which does not hand on what it kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter[str]()
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Counts an op and runs it."""
+        self.counts[f"aten::{op.overloadpacket.__name__}"] += 1
+        return op(*args, **(kwargs or {}))
+
+
+@cache
+def executed(recompute: str) -> Counter[str]:
+    """How often ops run in a step."""
+    mode = Executed()
+    with mode:
+        step_of(recompute)()
+    return Counter(mode.counts)
+
+
+@cache
+def recorded(recompute: str) -> tuple[str, ...]:
+    """Names of what PyTorch calls in the second step of such a model."""
+    step = step_of(recompute)
     step()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         step()
@@ -83,7 +131,7 @@ def recorded(checkpointing: bool) -> tuple[str, ...]:
 
 
 @cache
-def built(checkpointing: bool) -> tuple[str, ...]:
+def built(recompute: str) -> tuple[str, ...]:
     """Names of the ops of the built step."""
     config = Transformer(
         layers=2,
@@ -98,7 +146,7 @@ def built(checkpointing: bool) -> tuple[str, ...]:
         positions="rotary",
         bias=False,
         tied_head=False,
-        checkpointing=checkpointing,
+        recompute=recompute,
     )
     program = build(config).programs[0]
     return tuple(program.names[row] for row in program.ops.name)
@@ -110,17 +158,25 @@ def nodes(names: tuple[str, ...]) -> list[str]:
     return ["Attention" if name.startswith("ScaledDotProduct") else name for name in found]
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_engine_runs_the_same_nodes_in_the_same_order(checkpointing: bool) -> None:
-    assert nodes(built(checkpointing)) == nodes(recorded(checkpointing))
+@pytest.mark.parametrize("recompute", ["none", "full", "ops"])
+def test_the_engine_runs_the_same_nodes_in_the_same_order(recompute: str) -> None:
+    assert nodes(built(recompute)) == nodes(recorded(recompute))
 
 
 def test_gradients_of_one_tensor_are_added_in_place_or_not_as_often() -> None:
-    mine, theirs = (Counter(names)["aten::add"] for names in (built(False), recorded(False)))
+    mine, theirs = (Counter(names)["aten::add"] for names in (built("none"), recorded("none")))
     assert mine == theirs
 
 
-def test_checkpointing_repeats_as_many_products() -> None:
-    """But for the last of a layer: PyTorch calls it and stops before it runs."""
-    mine, theirs = (Counter(names(True))["aten::mm"] - Counter(names(False))["aten::mm"] for names in (built, recorded))
-    assert mine == theirs - 2
+@pytest.mark.parametrize("recompute", ["full", "ops"])
+def test_recomputation_repeats_what_pytorch_runs_again(recompute: str) -> None:
+    for name in ("mm", "silu", "mul", "native_layer_norm", "neg", "cat", "clone"):
+        op = f"aten::{name}"
+        mine = Counter(built(recompute))[op] - Counter(built("none"))[op]
+        assert mine == executed(recompute)[op] - executed("none")[op], name
+
+
+def test_attention_that_is_kept_does_not_run_again() -> None:
+    names = Counter(built("ops"))
+    assert names["aten::_scaled_dot_product_efficient_attention"] == 2
+    assert Counter(built("full"))["aten::_scaled_dot_product_efficient_attention"] == 4

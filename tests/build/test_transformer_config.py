@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from steptime._build.config import read_config
-from steptime._build.transformer.config import Parallelism, Transformer
+from steptime._build.transformer.config import Transformer
+from steptime._build.transformer.parallelism import Parallelism
 from steptime.errors import InputError
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "configs"
@@ -57,16 +58,24 @@ def test_what_is_left_out_goes_by_the_model() -> None:
         ({"dropout": "much"}, "dropout is 'much'"),
         ({"causal": "yes"}, "causal is 'yes'; expected true or false"),
         ({"bias": 1}, "bias is 1; expected true or false"),
-        ({"precision": "fp8"}, "precision is 'fp8'; expected fp32, tf32, bf16-autocast, bf16 or fp16"),
+        ({"precision": "fp6"}, "precision is 'fp6'; expected fp32, tf32, bf16-autocast, bf16, fp16, fp8, mxfp8 or nvfp4"),
+        ({"precision": "fp8", "fp8_recipe": "nvfp4"}, "with precision = 'fp8' it is one of delayed, current, blockwise"),
+        ({"fp8_recipe": "current"}, "fp8_recipe is 'current'; with precision = 'fp8'"),
+        ({"precision": "mxfp8", "weights": "in_out"}, "precision = 'mxfp8' needs weights = 'out_in'"),
         ({"activation": "relu"}, "activation is 'relu'"),
+        ({"fused": True, "norm_place": "after"}, "fused layers go with weights = 'out_in'"),
+        ({"recompute": "some"}, "recompute is 'some'; expected none, full, selective, ops or a list of attention"),
+        ({"recompute": ("mlp",)}, "recompute has 'mlp'; expected parts of a layer: attention"),
+        ({"recompute": "ops", "recompute_keeps": ("mm/x",)}, "recompute_keeps is ('mm/x',); expected names of ops"),
+        ({"recompute_keeps": ("mm",)}, "recompute_keeps goes with recompute = 'ops'"),
+        ({"recompute": "ops", "checkpointing": True}, "leave checkpointing out"),
+        ({"recompute_every": 2}, "recompute_every says which layers"),
         ({"activation": ["gelu"]}, "activation is ['gelu']"),
         ({"max_positions": 8}, "max_positions 8 is below sequence 16"),
         ({"width": 60, "positions": "rotary"}, "heads are 15 wide"),
         ({"kv_heads": 2, "projections": "fused"}, "give projections = 'separate'"),
         ({"attention": "flash"}, "flash attention computes in 16 bits"),
         ({"precision": "bf16", "attention": "flash", "mask": "padding"}, "flash attention takes no mask"),
-        ({"precision": "bf16-autocast", "parallel": Parallelism(fsdp=2)}, "give precision = 'bf16'"),
-        ({"precision": "bf16-autocast", "parallel": Parallelism(tensor=2)}, "a precision other than 'bf16-autocast'"),
         ({"head": "tokens", "parallel": Parallelism(tensor=2)}, "head = 'language_model'"),
         ({"weights": "in_out", "bias": False}, "give weights = 'out_in'"),
         ({"attention": "unfused", "head": "sequence"}, "unfused attention, as in Megatron-LM, needs"),

@@ -9,7 +9,8 @@ import pytest
 from tests.support.same_ops import same_ops
 
 from steptime._build.transformer.build import build
-from steptime._build.transformer.config import Parallelism, Transformer
+from steptime._build.transformer.config import Transformer
+from steptime._build.transformer.parallelism import Parallelism
 from steptime._models.host.columns import host_columns
 from steptime._models.host.model import read_host
 from steptime._models.kernels.from_ops import questions_of

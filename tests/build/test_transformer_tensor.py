@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from steptime._build.transformer.build import build
-from steptime._build.transformer.config import Parallelism, Transformer
+from steptime._build.transformer.config import Transformer
+from steptime._build.transformer.parallelism import Parallelism
 from steptime._program.load import load
 from steptime._program.program import Phase, Program, Tensor
 

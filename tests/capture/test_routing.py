@@ -10,10 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from steptime._capture.capture import capture, captured_step  # noqa: E402
+from steptime._capture.ranks import capture_ranks  # noqa: E402
 from steptime._capture.routing import SKEW, balanced, skew  # noqa: E402
 from steptime._ops.table import op_table  # noqa: E402
 from steptime.errors import InputError  # noqa: E402
@@ -127,3 +129,28 @@ def test_drawing_classes_checks_them_on_the_device_and_waits_for_nothing() -> No
     expected = [f"aten::{name}" for name in (*launching, "exponential_", "div", "argmax")]
     assert [table.names[each] for each in table.children[row] if table.names[each] in expected] == expected
     assert table.arguments[row].outputs[0].shape == (64, 1)
+
+
+def test_counts_that_ranks_send_each_other_are_those_of_a_balanced_router() -> None:
+    """Dropless experts of two ranks: how many rows come is known from an exchange of counts."""
+
+    def make() -> Any:
+        ranks = dist.get_world_size()
+        router = torch.nn.Linear(32, 4, device="cuda")
+        x = torch.randn(64, 32, device="cuda")
+
+        def step() -> None:
+            chosen = router(x).topk(2).indices.flatten()
+            counts = torch.bincount(chosen, minlength=4)
+            coming = torch.empty_like(counts)
+            dist.all_to_all_single(coming, counts)
+            splits = counts.view(ranks, -1).sum(1).tolist(), coming.view(ranks, -1).sum(1).tolist()
+            out = x.new_empty(sum(splits[1]), 32)
+            dist.all_to_all_single(out, x[chosen.argsort() // 2], splits[1], splits[0])
+            out.relu()
+
+        return step
+
+    program = capture_ranks(make, ranks=2).programs[0]
+    assert [each.bytes_out for each in program.collectives] == [4 * 8, 128 * 32 * 4]
+    assert program.collectives[1].in_splits == (64, 64)

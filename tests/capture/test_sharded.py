@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,12 +14,16 @@ torch = pytest.importorskip("torch")
 from tests.capture.recorded_ranks import RANKS, recorded  # noqa: E402
 from tests.support.same_ops import same_device_ops  # noqa: E402
 from tests.support.scripts import script  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.distributed.fsdp._fully_shard import _fsdp_common  # noqa: E402
 
 from steptime._capture import sharded  # noqa: E402
 from steptime._capture.ranks import OP_STREAM, capture_ranks  # noqa: E402
 from steptime._capture.world import Partitions  # noqa: E402
+from steptime._models.host.columns import HostColumns, Piece, host_columns  # noqa: E402
 from steptime._ops.waits import WAIT, tensor_waits  # noqa: E402
+from steptime._platforms.platform import Platform  # noqa: E402
 from steptime._program.load import load  # noqa: E402
 from steptime._program.program import Program  # noqa: E402
 from steptime._program.workload import Workload  # noqa: E402
@@ -109,3 +114,58 @@ def test_groups_made_side_by_side_divide_the_ranks() -> None:
     for ranks, own in (((0, 1), "1"), ((2, 3), None), ((0, 2), "3"), ((1, 3), None)):
         partitions.made(ranks, "", own)
     assert partitions.sides() == {"group_0": ((0, 1), (2, 3)), "group_1": ((0, 2), (1, 3))}
+
+
+def test_attention_of_a_divided_context_is_a_kernel_per_part() -> None:
+    """`context_parallel` of two ranks: the second has parts of the keys that the first does not see."""
+    from torch.distributed.tensor.experimental import context_parallel
+
+    def make() -> Any:
+        mesh = init_device_mesh("cuda", (2,), mesh_dim_names=("context",))
+        leaf = torch.randn(2, 4, 128, 64, device="cuda", dtype=torch.bfloat16)
+
+        def step() -> None:
+            with context_parallel(mesh, buffers=[leaf], buffer_seq_dims=[2]):
+                part = leaf.clone().requires_grad_()
+                torch.nn.functional.scaled_dot_product_attention(part, part, part, is_causal=True).float().sum().backward()
+
+        return step
+
+    programs = capture_ranks(make, ranks=2).programs
+    for program in programs:
+        names = [program.names[name] for name in program.ops.name.tolist()]
+        assert names.count("aten::_scaled_dot_product_cudnn_attention") > 2
+        assert not any("softmax" in name for name in names)  # no mask is made, and no scores
+        assert {each.kind for each in program.collectives} >= {"all_gather"}
+
+
+def test_the_host_pays_for_python_around_sharded_ops_and_hooks() -> None:
+    """FSDP2's hooks once a module each way, and DTensor's dispatch of every op of an optimiser that is not fused."""
+
+    def make(*, shard: bool) -> Any:
+        def function() -> Any:
+            model: Any = torch.nn.Sequential(*(torch.nn.Linear(64, 64, device="cuda") for _ in range(3)))
+            if shard:
+                for part in (*model, model):
+                    fully_shard(part, reshard_after_forward=False)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+            x = torch.randn(8, 64, device="cuda")
+
+            def step() -> None:
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+
+            return step
+
+        return function
+
+    host = Platform.load("2xh200-nvlink").host
+    plain, sharded = (host_columns(capture_ranks(make(shard=shard), ranks=2).programs[0], host) for shard in (False, True))
+
+    def spent_ns(columns: HostColumns, piece: Piece) -> float:
+        return float(columns.cpu_ns[columns.piece == piece].sum())
+
+    assert spent_ns(sharded, Piece.FUNCTION) > 6 * host.mechanism("between", "forward").cpu_ns
+    dispatched = 6 * host.op("aten::add_")[0].cpu_ns * 7.0
+    assert spent_ns(sharded, Piece.OPTIMIZER_STEP) >= spent_ns(plain, Piece.OPTIMIZER_STEP) + dispatched

@@ -173,7 +173,7 @@ def test_parts_are_of_measured_devices_only(tmp_path: Path) -> None:
 def test_a_device_on_paper_without_a_cap_has_that_of_the_shipped_one_it_is_named_after(tmp_path: Path) -> None:
     text = (FOLDER / "h100.toml").read_text(encoding="utf-8")
     without = "\n".join(line for line in text.splitlines() if not line.startswith("power_w"))
-    for name, cap in (("h100-96gb", 700.0), ("mine", None)):
+    for name, cap in (("h100-120gb", 700.0), ("mine", None)):
         file = tmp_path / f"{name}.toml"
         file.write_text(without.replace('name = "h100"', f'name = "{name}"'), encoding="utf-8")
         found = read_device(file).power_w

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from tests.models.launching import GPU, rules_of
 
 from steptime._models.kernels.call import Call, DtypeArg, TensorArg, base_of, contiguous
-from steptime._models.kernels.family import families, family_of, launches_of
+from steptime._models.kernels.family import families, family_of, launches_of, swept_families
 from steptime._models.kernels.launches import MEMCPY, MEMSET, REDUCE, STRIDED, UNROLLED, VECTORIZED, fresh, operand, short_name
 from steptime._models.kernels.launches.iterator import broadcast, copies, iterate, pointwise, reduction
 from steptime.errors import InputError
 from steptime_lab.measurements.kernels import Row, rows_of
 from steptime_lab.measurements.shipped import shipped
 
-_RULED = sorted(name for name, family in families().items() if family.rules is not None)
+_RULED = sorted(name for name, family in swept_families().items() if family.rules is not None)
 # Every so many of a family's rows are looked at.
 _EVERY = 7
 # Calls drawn anew from a family's sweep.

@@ -162,6 +162,24 @@ def test_groups_of_rows_with_a_matrix_each_are_a_batch_of_even_groups() -> None:
     assert np.stack([products.batch, products.m, products.n, products.k]).T.tolist() == [[4, 16, 48, 32], [4, 32, 48, 16]]
 
 
+def test_products_of_groups_follow_the_tiles_of_each_group() -> None:
+    models = KernelModels.load(FOLDER / "h200.npz")
+
+    def time_of(each: int, groups: int, inner: int = 1024, outer: int = 2048) -> float:
+        x, ends = TensorArg((groups * each, inner), "bfloat16"), TensorArg((groups,), "int32")
+        weight = TensorArg((groups, outer, inner), "bfloat16").transposed()
+        (answered,) = models.ask([Question(Call("aten::_grouped_mm.default", (x, weight, ends)))])
+        assert answered.answer is not None
+        return answered.answer.time_ns
+
+    assert time_of(257, 32) == pytest.approx(
+        time_of(512, 32), rel=0.1
+    )  # two tiles of 128 rows, and two blocks beside each other
+    assert time_of(512, 64) > 1.7 * time_of(512, 32) > 3 * time_of(256, 16)
+    assert 600 < 2 * 4096 * 16 * 4096 * 4096 / time_of(4096, 16, 4096, 4096) / 1e3 < 850  # TFLOP/s of the largest
+    assert 8e3 < time_of(16, 4, 256, 256) < 12e3  # what preparing the groups takes
+
+
 def test_copies_follow_rules(fitted: MatmulForm) -> None:
     left, right = TensorArg((8, 32, 64)), TensorArg((8, 64, 48))
     odd = TensorArg((8, 32, 64), strides=(1, 8, 256))

@@ -25,7 +25,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "h200_mps4_dlrm"
 PREDICT_KEYS = {
     "schema_version", "step_time_ms", "interval_ms", "first_step_ms", "bound_by", "ranks", "breakdown", "critical_path",
     "straggler", "memory", "coverage", "warnings", "platform", "workload", "batch", "sequence", "precision", "parallelism",
-    "parameters", "samples_per_s", "tokens_per_s", "flop", "mfu", "hfu", "power_w", "clock_hz", "energy_j",
+    "parameters", "active_parameters", "samples_per_s", "tokens_per_s", "flop", "mfu", "hfu", "power_w", "clock_hz", "energy_j",
     "power_cap_w", "power_capped", "situation", "profiled", "host_code_ms",
 }  # fmt: skip
 REPLAY_KEYS = PREDICT_KEYS | {"steps", "measured_step_ms", "error", "unprofiled"}

@@ -15,6 +15,7 @@ from steptime._build.dlrm.model import KIND, Dlrm
 from steptime._build.dlrm.step import top_width
 from steptime._build.transformer.build import build
 from steptime._build.transformer.config import Transformer
+from steptime._build.transformer.parallelism import Parallelism
 from steptime._hardware.device import read_device
 from steptime._sim.prediction import Operations, operations_of, peak_flop_per_s, recorded_peak_flop_per_s
 
@@ -53,10 +54,10 @@ def test_what_is_computed_again_counts_for_the_hardware_alone() -> None:
     assert plain.hardware < again.hardware < plain.hardware + plain.forward  # all but the head
 
 
-@pytest.mark.parametrize("parallel", ["data", "fsdp", "tensor"])
-def test_ranks_share_the_operations_of_one(parallel: str) -> None:
-    alone = llama(batch=8, parallel=replace(llama().parallel, fsdp=1))
-    shared = replace(alone, parallel=replace(alone.parallel, **{parallel: 4}))
+@pytest.mark.parametrize("parallel", [Parallelism(data=4), Parallelism(fsdp=4), Parallelism(tensor=4)])
+def test_ranks_share_the_operations_of_one(parallel: Parallelism) -> None:
+    alone = llama(batch=8, parallel=Parallelism())
+    shared = replace(alone, parallel=parallel)
     one, four = operations_of(build(alone)), operations_of(build(shared))
     assert four.model == pytest.approx(one.model, rel=0.01)  # tensor parallelism pads the vocabulary
     assert build(shared).description.parameters == build(alone).description.parameters

@@ -47,7 +47,7 @@ def test_the_same_cases_come_every_time() -> None:
 
 
 def test_every_workload_has_a_small_case_on_any_number_of_ranks() -> None:
-    assert set(workloads()) == {"dlrm", "bert", "gpt2", "xlnet", "resnet50", "inception_v3"}
+    assert set(workloads()) == {"dlrm", "large", "bert", "gpt2", "xlnet", "resnet50", "inception_v3"}
     for ranks in RANKS:
         assert {case.workload for case in small_cases(ranks)} == set(workloads())
 

@@ -28,8 +28,9 @@ from torch.distributed import device_mesh, distributed_c10d
 from steptime._capture.answers import remembered
 from steptime._capture.capture import program_of_one
 from steptime._capture.device import pretended
+from steptime._capture.letters import MissingLetterError
 from steptime._capture.log import CommLog
-from steptime._capture.outcome import CALLS, LAUNCHER, PROGRAM, Outcome, ScriptTask
+from steptime._capture.outcome import CALLS, LAUNCHER, LETTER, PROGRAM, Outcome, ScriptTask
 from steptime._capture.record import Recorder
 from steptime._capture.refusals import failure, innermost_line
 from steptime._capture.vision_ops import declared_when_imported
@@ -77,6 +78,8 @@ class Child:
                 ended = f"left with exit code {left.code}" if left.code not in (None, 0) else "ended"
             except FoundError:
                 raise
+            except MissingLetterError:
+                self.end(Outcome(again=LETTER))
             except BaseException as error:
                 if not self.task.world and isinstance(error, KeyError) and error.args and error.args[0] in LAUNCHER:
                     self.end(Outcome(again="world"))
@@ -98,7 +101,9 @@ class Child:
             return recorder
         from steptime._capture.ranks import captured_rank, ranked  # noqa: PLC0415 (a job of one rank does without)
 
-        around, of_group = stack.enter_context(ranked(task.rank, task.ranks, joined=False, devices=task.devices))
+        around, of_group = stack.enter_context(
+            ranked(task.rank, task.ranks, joined=False, devices=task.devices, folder=Path(task.letters))
+        )
 
         def finish(iteration: LoopIteration) -> None:
             result = captured_rank(iteration, around, task.name)

@@ -7,7 +7,7 @@ torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -113,6 +113,36 @@ class Collectives:
         group = dist.ProcessGroup.unbox(arguments["process_group"])
         named = int(arguments[kind.root]) if kind.root else group.rank()
         return self._log.launched(group.group_name, named, point_to_point=kind.name in ("send", "recv"))
+
+
+Arrival = tuple[torch.Tensor, torch.Tensor, Callable[[torch.Tensor], torch.Tensor] | None]
+"""What a rank sends, what it receives, and how the second follows from the first where all ranks send the same."""
+
+
+def exchanged(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Arrival]:
+    """What a collective writes where all ranks of its group do as this one: counts of tokens for each expert, say."""
+    name, arguments = plain_name(func._schema.name), _by_name(func, args, kwargs)
+    kind = KINDS[name]
+    values = list(arguments.values())
+    sent, received = (list(tensors_in(values[place])) if values else [] for place in (kind.sent, kind.received))
+    if kind.name in ("send", "barrier"):
+        return
+    group = dist.ProcessGroup.unbox(arguments["process_group"])
+    made = _alike(name, arguments, group.rank(), group.size())
+    for source, target in zip(sent, received, strict=False):
+        yield source, target, made
+
+
+def _alike(name: str, arguments: dict[str, Any], rank: int, ranks: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    if name == "alltoall_base_" and not arguments["output_split_sizes"] and not arguments["input_split_sizes"]:
+        return lambda sent: sent.chunk(ranks)[rank].repeat(ranks, *[1] * (sent.dim() - 1))
+    if name == "_allgather_base_":
+        return lambda sent: sent.repeat(ranks, *[1] * (sent.dim() - 1))
+    if name == "broadcast_":
+        return lambda sent: sent.clone()
+    if name == "allreduce_":  # which does not say in Python how it reduces: zeros stay zeros, and others are as they were
+        return lambda sent: sent.clone()
+    return None
 
 
 class Pending:

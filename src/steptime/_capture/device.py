@@ -30,11 +30,11 @@ from torch.utils._device import DeviceContext, _device_constructors
 from steptime._capture import flex, nested, questions
 from steptime._capture.autocast import casting
 from steptime._capture.compiler import idle_compiler
-from steptime._capture.cuda_choices import chosen
+from steptime._capture.cuda_choices import chosen, scaled_dot_product_attention
 from steptime._capture.log import CommLog, Streams
 from steptime._capture.pinned import is_pinned, pin
 from steptime._capture.switches import restored
-from steptime._capture.tensors import CUDA, META, is_pretended, wrapped
+from steptime._capture.tensors import CUDA, META, is_pretended, is_wrapper, wrapped
 from steptime._hardware.device import reference_device
 from steptime.errors import InputError
 
@@ -270,6 +270,16 @@ _PLACES: dict[Any, Any] = {
     torch.Tensor.get_device: 0,
 }
 
+
+def _attended(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A sharded tensor chooses its kernel here: the choice of CUDA is not that of the device which C++ takes it to be on."""
+    query = args[0] if args else kwargs.get("query")
+    # Nested tensors choose in Python by themselves.
+    nested = isinstance(query, torch.Tensor) and query.is_nested
+    sharded = isinstance(query, torch.Tensor) and not nested and is_wrapper(type(query)) and is_pretended(wrapped(query))
+    return (scaled_dot_product_attention if sharded else func)(*args, **kwargs)
+
+
 ANSWERS: dict[Any, Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]] = {
     **dict.fromkeys(_PLACES, _place),
     torch.Tensor.type: _type,
@@ -277,6 +287,7 @@ ANSWERS: dict[Any, Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]
     torch.Tensor.to: _to,
     torch.device: _device,
     torch.Tensor.__setitem__: _put,
+    torch.nn.functional.scaled_dot_product_attention: _attended,
     **dict.fromkeys((torch.tensor, torch.as_tensor, torch.asarray), _from_data),
 }
 """By function of PyTorch, what is done in its place; others are called as they are."""

@@ -152,6 +152,21 @@ class Known:
             if routed:
                 self._routed[tensor.untyped_storage()._cdata] = routed
 
+    def arrive(self, sent: torch.Tensor, received: torch.Tensor, made: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
+        """Keeps what ranks that do the same send each other, where this rank's part is known; None: nobody can tell."""
+        values = None if made is None or not is_pretended(received) else self.values(sent)
+        routed = self._route_of((sent,), {})
+        self.forget(received)
+        if values is None or made is None or not _small(received):
+            return
+        torch._C._autograd._enable_record_function(False)
+        try:
+            self._keep(received, made(values))
+        finally:
+            torch._C._autograd._enable_record_function(True)
+        if routed:
+            self._routed[received.untyped_storage()._cdata] = routed
+
     def _put_somewhere(self, func: Any, args: tuple[Any, ...]) -> bool:
         """Takes known numbers that are put by an index which is not known to be put at as many different places."""
         target, indices, values, *more = args

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
-from steptime._capture.outcome import CALLS, LAUNCHER, PROGRAM, Outcome, ScriptTask
+from steptime._capture.outcome import CALLS, LAUNCHER, LETTER, PROGRAM, Outcome, ScriptTask
+from steptime._capture.turns import in_turn, many_stages, said_of_stages
 from steptime._program.load import load
 from steptime._program.program import MOST_RANKS, Program
 from steptime._program.workload import Description, Workload
@@ -68,17 +69,21 @@ class Script:
         count = ranks or platform_ranks or 1
         if count > MOST_RANKS:
             raise InputError(f"{count} ranks cannot be captured; expected 1 to {MOST_RANKS}")
-        task = ScriptTask(
-            str(self.path), self.arguments, self.path.name, self.limit_s,
-            ranks=count, devices=min(count, _DEVICES_OF_A_NODE), world=count > 1,
-        )  # fmt: skip
-        first = _Run.of(task)
-        if first.task.ranks != count and ranks is not None:
-            started = first.task.ranks
-            raise InputError(
-                f"{self.path}: starts {started} processes itself, not {ranks}; leave --ranks out, or give {started}"
-            )
-        result = self._alone(first, count) if not first.outcome.joined else _ranked(first)
+        with tempfile.TemporaryDirectory(prefix="steptime") as letters:
+            task = ScriptTask(
+                str(self.path), self.arguments, self.path.name, self.limit_s,
+                ranks=count, devices=min(count, _DEVICES_OF_A_NODE), world=count > 1, letters=letters,
+            )  # fmt: skip
+            first = _Run.of(task)
+            if first.task.ranks != count and ranks is not None:
+                started = first.task.ranks
+                raise InputError(
+                    f"{self.path}: starts {started} processes itself, not {ranks}; leave --ranks out, or give {started}"
+                )
+            if first.waits:
+                first, result = _in_turn(first)
+            else:
+                result = self._alone(first, count) if not first.outcome.joined else _ranked(first)
         description = Description(parameters=first.program.meta.get("parameters"))
         return replace(result, name=self.path.stem, description=description, rebuild=RunAgain(self, ranks))
 
@@ -106,6 +111,21 @@ class RunAgain:
 def fixed_batch(batch: int) -> str:
     """Why a script cannot be given a batch."""
     return f"--batch {batch}: a script takes its batch as it takes everything, after -- (as in -- --batch-size {batch})"
+
+
+def _in_turn(first: _Run) -> tuple[_Run, Workload]:
+    """The job of ranks that send each other objects, as stages of a pipeline do: every one runs."""
+    ranks = first.task.ranks
+    if ranks > MOST_CAPTURED:
+        raise InputError(f"{first.task.name}: {many_stages(ranks, MOST_CAPTURED)}")
+
+    def run(rank: int) -> _Run | None:
+        result = first.as_rank(rank)
+        return None if result.waits else result
+
+    runs = in_turn(range(ranks), run, Path(first.task.letters), first.task.name)
+    messages = (*runs[0].outcome.messages, said_of_stages(ranks))
+    return runs[0], Workload(tuple(run.program for run in runs), ranks, "", messages, groups=runs[0].workload.groups)
 
 
 def _ranked(first: _Run) -> Workload:
@@ -141,12 +161,23 @@ def _difference(one: _Run, other: _Run) -> str:
 
 @dataclass(frozen=True)
 class _Run:
-    """One run of a script that ended with a program."""
+    """One run of a script that ended with a program, or where it waits for an object of another rank."""
 
     task: ScriptTask
     outcome: Outcome
-    workload: Workload
-    calls: Sequence[str]
+    calls: Sequence[str] = ()
+    made: Workload | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for an object that another rank sends."""
+        return self.outcome.again == LETTER
+
+    @property
+    def workload(self) -> Workload:
+        """What was made of it."""
+        assert self.made is not None
+        return self.made
 
     @property
     def program(self) -> Program:
@@ -166,10 +197,12 @@ class _Run:
                 outcome = _ended(task, folder)
                 if outcome.error:
                     raise InputError(outcome.error)
+                if outcome.again == LETTER:
+                    return _Run(task, outcome)
                 if not outcome.again:
                     calls = folder / CALLS
                     lines = calls.read_text().splitlines() if calls.exists() else []
-                    return _Run(task, outcome, load([folder / PROGRAM]), lines)
+                    return _Run(task, outcome, lines, load([folder / PROGRAM]))
             task = replace(task, early=True) if outcome.again == "early" else _in_world(task, outcome.processes)
         raise InputError(f"{task.name}: starts processes of its own in a way that is not followed; run it as one rank")
 

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 TASK, OUTCOME, PROGRAM, CALLS = "task.json", "outcome.json", "program.json", "calls.txt"
+LETTER = "letter"
+"""Why a rank has to be run again: it waits for an object that another one sends."""
+
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables that a launcher of ranks sets."""
 
@@ -25,6 +28,7 @@ class ScriptTask:
     devices: int = 1  # that the script sees
     world: bool = False  # a launcher's variables, and a process group to join
     early: bool = False  # observe the second iteration, there is no third
+    letters: str = ""  # the folder of objects that ranks send each other
 
     def write(self, folder: Path) -> None:
         """For the process to read."""
@@ -42,7 +46,7 @@ class Outcome:
     """How a run ended: with a program, an error of one line, or the wish to be run `again` in another way."""
 
     error: str = ""
-    again: str = ""  # world, early
+    again: str = ""  # world, early, LETTER
     processes: int = 0  # that the script starts itself
     joined: bool = False  # it is one rank of a process group
     messages: tuple[str, ...] = ()

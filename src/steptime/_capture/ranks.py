@@ -5,11 +5,13 @@ Every rank is captured alone, in a world of ranks that do not answer (`world`). 
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +23,11 @@ from steptime._capture.collectives import with_collectives
 from steptime._capture.ddp import captured_data_parallel
 from steptime._capture.device import pretended
 from steptime._capture.flat_sharding import captured_flat_sharding
+from steptime._capture.letters import MissingLetterError, letters
 from steptime._capture.log import CommLog, ranges
 from steptime._capture.refusals import in_one_line
 from steptime._capture.sharded import captured_sharding
+from steptime._capture.turns import in_turn, many_stages, said_of_stages
 from steptime._capture.watch import LoopIteration
 from steptime._capture.world import Called, GroupRecorder, World, world
 from steptime._garbage import little_collection, no_collection
@@ -60,8 +64,11 @@ def capture_ranks(
     """
     if not 1 <= ranks <= MOST_RANKS:
         raise InputError(f"{ranks} ranks cannot be captured; expected 1 to {MOST_RANKS}")
-    with remembered():  # what one rank was answered, the others are
-        return _captured(function, ranks, alike, name, warm_up)
+    with remembered(), tempfile.TemporaryDirectory(prefix="steptime") as folder:  # what one rank was answered, the others are
+        try:
+            return _captured(function, ranks, alike, name, warm_up)
+        except MissingLetterError:
+            return _captured_in_turn(function, ranks, name, warm_up, Path(folder))
 
 
 def _captured(function: Callable[[], Any], ranks: int, alike: bool, name: str, warm_up: int) -> Workload:
@@ -80,10 +87,28 @@ def _captured(function: Callable[[], Any], ranks: int, alike: bool, name: str, w
     return Workload(tuple(each.program for each in captured), ranks, name, messages, owners=owners, groups=captured[0].groups)
 
 
-def capture_rank(function: Callable[[], Any], rank: int, ranks: int, *, name: str = "", warm_up: int = 1) -> CapturedRank:
-    """The step of one rank alone, after so many steps of warm-up."""
+def _captured_in_turn(function: Callable[[], Any], ranks: int, name: str, warm_up: int, folder: Path) -> Workload:
+    """Every rank, where some wait for objects of others: the stages of a pipeline."""
+    if ranks > MOST_CAPTURED:
+        raise InputError(f"{name}: {many_stages(ranks, MOST_CAPTURED)}")
+
+    def run(rank: int) -> CapturedRank | None:
+        try:
+            return capture_rank(function, rank, ranks, name=name, warm_up=warm_up, folder=folder)
+        except MissingLetterError:
+            return None
+
+    captured = in_turn(range(ranks), run, folder, name)
+    messages = (*captured[0].messages, said_of_stages(ranks))
+    return Workload(tuple(each.program for each in captured), ranks, name, messages, groups=captured[0].groups)
+
+
+def capture_rank(
+    function: Callable[[], Any], rank: int, ranks: int, *, name: str = "", warm_up: int = 1, folder: Path | None = None
+) -> CapturedRank:
+    """The step of one rank alone, after so many steps of warm-up; `folder` has what other ranks sent it."""
     what = _what(function, rank, name)
-    with no_collection(), little_collection(), in_one_line(what), ranked(rank, ranks) as (around, recorder):
+    with no_collection(), little_collection(), in_one_line(what), ranked(rank, ranks, folder=folder) as (around, recorder):
         iteration = one_iteration(function, recorder, warm_up)
         return captured_rank(iteration, around, what)
 
@@ -116,7 +141,9 @@ def _what(function: Callable[[], Any], rank: int, name: str) -> str:
 
 
 @contextmanager
-def ranked(rank: int, ranks: int, *, joined: bool = True, devices: int = 1) -> Iterator[tuple[World, GroupRecorder]]:
+def ranked(
+    rank: int, ranks: int, *, joined: bool = True, devices: int = 1, folder: Path | None = None
+) -> Iterator[tuple[World, GroupRecorder]]:
     """While it lasts, this process is one rank of a job on pretended devices, and a recorder answers for its device."""
     log = CommLog()
     with ExitStack() as stack:
@@ -126,6 +153,7 @@ def ranked(rank: int, ranks: int, *, joined: bool = True, devices: int = 1) -> I
         warnings.filterwarnings("ignore", message=".*is deprecated. Please use `torch.distributed", category=FutureWarning)
         streams = stack.enter_context(pretended(log, devices=devices))
         around = stack.enter_context(world(rank, ranks, streams, joined=joined))
+        stack.enter_context(letters(rank, folder))
         for context in (captured_sharding, captured_flat_sharding, captured_data_parallel, ranges, remembered):
             stack.enter_context(context())
         yield around, stack.enter_context(GroupRecorder(around.collectives, log))

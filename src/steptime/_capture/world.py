@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import device_mesh, distributed_c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from steptime._capture.collectives import Collectives, Pending
+from steptime._capture.collectives import Collectives, Pending, exchanged
 from steptime._capture.log import CommLog, Streams
 from steptime._capture.record import Recorder
 from steptime._capture.sharded import IN_PYTHON, SENDS_TABLE
@@ -172,12 +172,17 @@ def called(op: OpTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Calle
     """A call as far as it tells one rank from another. Views are not listed: what is done with them is.
 
     Numbers among arguments do not: a rank of a tensor-parallel group looks for other rows of a table than the next one, in
-    the same time. Nor do groups, roots and peers.
+    the same time. Nor do groups and roots; who sends to another rank than the next one does is told from it.
     """
     with torch._C.DisableTorchFunction():
         shapes = tuple([(tensor.shape, tensor.dtype) for tensor in tensors_of(args, kwargs)])
     splits = tuple(tuple(each) for each in args if _is_integers(each)) if op.namespace == "c10d" else ()
+    if op.name in _TO_ONE:
+        splits = (*splits, tuple(each for each in args if isinstance(each, int)))
     return op.name, shapes, splits
+
+
+_TO_ONE = ("c10d::send", "c10d::recv_")
 
 
 def _is_integers(value: Any) -> bool:
@@ -237,7 +242,10 @@ class GroupRecorder(Recorder):  # type: ignore[no-untyped-call]
         name = op.name
         if op.namespace == "c10d":
             self.digest(func, tensors_of(args, kwargs))
-            return self._called(self._collectives.answer, func, args, kwargs)
+            result = self._called(self._collectives.answer, func, args, kwargs)
+            for sent, received, made in exchanged(func, args, kwargs):
+                self.known.arrive(sent, received, made)
+            return result
         if func is _WAIT:
             self._collectives.waited(args[0])
             return func._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)

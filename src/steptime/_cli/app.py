@@ -13,6 +13,7 @@ import typer
 
 from steptime import __version__
 from steptime._cli.calibrate import calibrate
+from steptime._cli.plan import plan
 from steptime._cli.platforms import fabric, platforms
 from steptime._cli.shard import shard
 from steptime._cli.steps import capture, inspect, predict, replay, sweep
@@ -49,7 +50,7 @@ def steptime(
         print(context.get_help())
 
 
-for _command in (predict, replay, inspect, capture, platforms, fabric, shard, sweep, whatif, diff):
+for _command in (predict, replay, inspect, capture, platforms, fabric, shard, plan, sweep, whatif, diff):
     app.command()(_command)
 
 

@@ -22,7 +22,7 @@ SCHEMA_VERSION = 1
 FOLDER = Path(steptime.__file__).parent / "data" / "devices"
 
 # The precision a product of some dtype runs in.
-PRECISIONS = ("float64", "float32", "tf32", "float16", "bfloat16", "float8")
+PRECISIONS = ("float64", "float32", "tf32", "float16", "bfloat16", "float8", "float4")
 _HALVES = ("bfloat16", "float16")
 # Of attention.
 DIRECTIONS = ("forward", "backward")
@@ -136,7 +136,8 @@ class DeviceLimits:
 
     def rated(self, precision: str) -> str:
         """At whose rate products in this precision run: its own or, where the device has none, what libraries go by instead."""
-        instead = _HALVES if precision == "float8" else ()
+        packed = precision == "float4x2"
+        instead = ("float4", "float8", *_HALVES) if packed else _HALVES if precision == "float8" else ()
         return next((one for one in (precision, *instead) if one in self.peak_flop_per_s), "float32")
 
     def roofline_ns(self, flop: float, nbytes: float, precision: str) -> float:

@@ -196,6 +196,8 @@ _FUNCTION = re.compile(r"CppNode|Backward$")
 
 FLAT_GATHER = "FSDP::all_gather (flat parameter)"
 """The frame around the gather of a flat parameter (FSDP1) in captured steps: its memory is taken here, without an op."""
+ADDS_TO_KEPT = "wgrad_gemm_accum_fp32"
+"""The frame around a product that adds to a gradient which is there already, as apex calls it."""
 
 
 @lru_cache(maxsize=1 << 14)

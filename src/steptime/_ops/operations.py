@@ -29,6 +29,8 @@ class Shaped(Protocol):
 Count = Callable[[Sequence[object], Sequence[Shaped]], float | None]
 
 _AT_LEAST_A_MATRIX = 2
+_WINDOWS = (11, 15)  # where flash attention takes how far back a window reaches, forward and backward
+_PACKED = "float4x2"  # a byte holds two elements of a row
 
 
 def operations_of(name: str, args: Sequence[object], tensors: Sequence[Shaped]) -> float:
@@ -67,8 +69,9 @@ def _product(_: Sequence[object], tensors: Sequence[Shaped], first: int = 0) -> 
 def _any_product(_: Sequence[object], tensors: Sequence[Shaped]) -> float | None:
     """Of the two largest matrices that can be multiplied: biases, scales and offsets stand beside them."""
     matrices = [tensor for tensor in tensors if len(tensor.shape) >= _AT_LEAST_A_MATRIX]
+    packed = 2.0 if matrices and getattr(matrices[0], "dtype", "") == _PACKED else 1.0
     counts = [
-        2.0 * left.numel * (right.shape[-1] if left.shape[-1] == right.shape[-2] else right.shape[-2])
+        2.0 * packed * left.numel * (right.shape[-1] if left.shape[-1] == right.shape[-2] else right.shape[-2])
         for left, right in combinations(matrices, 2)
         if left.shape[-1] in right.shape[-2:]
     ]
@@ -120,14 +123,18 @@ def _attention(_: Sequence[object], tensors: Sequence[Shaped], first: int = 0, p
     return 2.0 * products * query.numel * key.shape[2] if key.shape[0] * key.shape[1] else 0.0
 
 
-def _packed_attention(_: Sequence[object], tensors: Sequence[Shaped], first: int = 0, products: int = 2) -> float | None:
-    """The same of samples one after the other, whose lengths are not known: as if all were as long."""
+def _packed_attention(args: Sequence[object], tensors: Sequence[Shaped], first: int = 0, products: int = 2) -> float | None:
+    """The same of samples one after the other, whose lengths are not known: as if all were as long; a window is all it sees."""
     if len(tensors) < first + 2 or len(tensors[first].shape) < 3:
         return None
     query, key = tensors[first : first + 2]
     starts = [tensor for tensor in tensors[first + 3 :] if len(tensor.shape) == 1]
     samples = starts[0].numel - 1 if starts else query.shape[0]
-    return 2.0 * products * query.numel * math.prod(key.shape[:-2]) / max(1, samples)
+    seen = math.prod(key.shape[:-2]) / max(1, samples)
+    left = args[_WINDOWS[first]] if len(args) > _WINDOWS[first] else None
+    if isinstance(left, int) and not isinstance(left, bool) and left >= 0:
+        seen = min(seen, left + 1)
+    return 2.0 * products * query.numel * seen
 
 
 def _recurrent(args: Sequence[object], tensors: Sequence[Shaped], products: int = 1) -> float | None:
@@ -149,7 +156,7 @@ _BACK_ENDS = ("flash", "efficient", "cudnn")
 _COUNTS: dict[str, Count] = {
     **dict.fromkeys(("aten::mm", "aten::bmm"), _product),
     **dict.fromkeys(("aten::addmm", "aten::baddbmm"), partial(_product, first=1)),
-    **dict.fromkeys(("aten::_scaled_mm", "aten::_grouped_mm"), _any_product),
+    **dict.fromkeys(("aten::_scaled_mm", "aten::_grouped_mm", "aten::_scaled_grouped_mm"), _any_product),
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution_backward,
     "aten::_cudnn_rnn": _recurrent,

@@ -22,12 +22,13 @@ from steptime._models.lookups.fitted import LookupEstimate, LookupModels, lookup
 from steptime._models.lookups.question import BACKWARD, FBGEMM, Lookup
 from steptime._models.power.features import kernel_draw
 from steptime._models.power.model import KernelDraw, PowerModel, power_file, read_power
+from steptime._platforms.few_bits import as_run_after_hopper, is_after_hopper
 from steptime._platforms.lookup_kin import KIN_FACTOR, by_nearest, nearest_measured
 from steptime._platforms.transfer import Transfer, carried_kind
 from steptime._units import dtype_bytes, dtype_name
 from steptime.errors import InputError, UnsupportedError
 
-_PRODUCTS = "matmul"  # the family
+_PRODUCTS = ("matmul", "grouped_products")  # the families
 _MOST_POWER_W = 10_000.0
 # How far off a guess may be, to either side.
 FACTOR = 4.0
@@ -75,6 +76,7 @@ class Device:
     stand_in: Device | None = None  # who answers what the models do not know, another one's scaled to it
     timed_power: PowerModel | None = None  # of the card that the models were fitted on
     power: PowerModel | None = None  # of this card; None: nobody knows what it draws
+    beside: str = "same"  # what the other parts of a divided GPU do
 
     @classmethod
     def load(cls, name: str | Path) -> Device:
@@ -126,7 +128,7 @@ class Device:
         if self.power is self.timed_power:
             return result
         basis = self.limits.transfer
-        if family == _PRODUCTS and basis is not None and basis.product_flop_per_s:  # its time is by a rate at the highest clock
+        if family in _PRODUCTS and basis is not None and basis.product_flop_per_s:  # its time is by a rate at the highest clock
             return replace(result, isolated=self.power.tensor_clock if result.tensor else 1.0)
         # Its time is of the clock that it had where the model was fitted; peaks, by which times are carried, are of others.
         here = self.limits if self.transfer is None else self.transfer.here
@@ -144,7 +146,7 @@ class Device:
         """What each question's call takes here. A call no model answers gets a labelled roofline, or raises if `strict`."""
         # Programs share questions as objects: what does not depend on the op is done once for each.
         distinct = {id(question): question for question in questions}
-        placed = [self._placed(question) for question in distinct.values()]
+        placed = [self._as_run(self._placed(question)) for question in distinct.values()]
         answers = map(self._estimate, placed, self.models.ask(placed))
         estimates = dict(zip(distinct, answers, strict=True))
         results = [estimates[id(question)] for question in questions]
@@ -208,9 +210,16 @@ class Device:
                 )
 
     def _placed(self, question: _Asked) -> _Asked:
-        """The question on this part of the device, beside parts that do the same unless it says otherwise."""
-        others = "none" if self.limits.share == 1 else question.others if question.others != "none" else "same"
+        """The question on this part of the device, beside what its other parts do unless it says otherwise."""
+        others = "none" if self.limits.share == 1 else question.others if question.others != "none" else self.beside
         return replace(question, share=self.limits.share, others=others)
+
+    def _as_run(self, question: Question) -> Question:
+        """The question whose answer is carried over: newer architectures have less to do for products of few bits."""
+        if self.transfer is None or not is_after_hopper(self.limits):
+            return question
+        call = as_run_after_hopper(question.call)
+        return question if call is question.call else replace(question, call=call)
 
     def _estimate(self, question: Question, answered: Answered) -> KernelEstimate:
         answer = answered.answer

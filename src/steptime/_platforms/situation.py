@@ -30,7 +30,7 @@ Floats = npt.NDArray[np.float64]
 FILE, ARCHITECTURES = (Path(steptime.__file__).parent / "data" / name for name in ("situations.toml", "architectures.toml"))
 SCHEMA_VERSION = 1
 PRODUCTS, ATTENTION, OTHER = KINDS = ("products", "attention", "other")
-_OF_FAMILY = {"matmul": PRODUCTS, "convolution": PRODUCTS, "attention": ATTENTION}
+_OF_FAMILY = {"matmul": PRODUCTS, "grouped_products": PRODUCTS, "convolution": PRODUCTS, "attention": ATTENTION}
 UNSEEN = "unseen architecture"
 # Kernels whose errors were measured in whole steps, or that were recorded in this very one.
 _KNOWN_IN_STEPS = ("lookup", "recorded")

@@ -35,6 +35,7 @@ from steptime._models.kernels.question import LaunchTime, Question
 from steptime._models.lookups.caches import misses
 from steptime._models.lookups.fitted import LookupEstimate
 from steptime._models.lookups.question import EMBEDDING_BAG, FORWARD, TABLE_BATCHED, Lookup
+from steptime._ops.catalogue import ATEN
 from steptime._ops.operations import PRODUCTS
 from steptime._ops.operations import TF32_BY_DEFAULT as CONVOLUTIONS
 from steptime.errors import InputError
@@ -42,7 +43,10 @@ from steptime.errors import InputError
 _SIZES_ONLY = LaunchColumns(())
 _ATTENTION = ("flash", "cudnn", "efficient")
 _AS_PUBLISHED = ("flash", "cudnn")
-_ON_TENSOR_CORES = ("tf32", "float16", "bfloat16", "float8")
+_ON_TENSOR_CORES = ("tf32", "float16", "bfloat16", "float8", "float4")
+# Matrix products, and how many elements an element of the 16-bit product is that one of fewer bits is taken for.
+_PER_HALF = {"float8": 2, "float4x2": 2}
+_MULTIPLIED = (*PRODUCTS, *(f"{ATEN}{name}" for name in ("_scaled_mm", "_grouped_mm", "_scaled_grouped_mm")))
 _INDEX_BYTES = 8
 _SHORT_NS = 10_000.0  # below, kernels take what starting takes
 # Of a cache, what rows have beside indices and results: as bytes of measured steps stay in 30 of an H200's 50 MB.
@@ -125,7 +129,7 @@ def _shared(question: Question, launches: Sequence[LaunchTime], reached: Reached
     warm_bytes = float(_written_bytes(call)) if question.warm else 0.0
     total = Work(
         flop=flop_of(call),
-        product=_product(question) if base_of(call.op) in PRODUCTS else None,
+        product=_product(question) if base_of(call.op) in _MULTIPLIED else None,
         precision=precision_of(call, question.tf32),
         flop_per_s=reached.attention_flop_per_s[kind][direction].value if kind and call.dtype != "float32" else 0.0,
         memory_bytes=max(moved_bytes(call) - warm_bytes, 0.0),
@@ -150,7 +154,8 @@ def _product(question: Question) -> Product | None:
         result = of_questions([question])
     except InputError:
         return None
-    return Product(int(result.m[0]), int(result.n[0]), int(result.k[0]), int(result.batch[0]))
+    inner = int(result.k[0]) * _PER_HALF.get(question.call.dtype, 1)
+    return Product(int(result.m[0]), int(result.n[0]), inner, int(result.batch[0]))
 
 
 def _written_bytes(call: Call) -> int:
@@ -170,7 +175,7 @@ def carried_kind(question: Question, time_ns: float) -> str:
     base = base_of(question.call.op)
     if attention_of(question.call)[0]:
         return "attention"
-    if base in PRODUCTS:
+    if base in _MULTIPLIED:
         return "product"
     if base in CONVOLUTIONS:
         return "other"

@@ -205,8 +205,12 @@ def _global(rank: int | None, ranks: Sequence[int]) -> int | None:
 
 
 def _backward_threads(trace: ExecutionTrace) -> set[int]:
-    # Where backward runs in the main thread, most of that thread's outermost ops are something else.
-    outermost = [node for node, parent in zip(trace.nodes, trace.parents, strict=True) if parent < 0]
+    # Where backward runs in the main thread, most of that thread's outermost ops are something else. A label around a call of
+    # backward is of the main thread; what has no thread is a root of all.
+    above = (
+        (node, trace.nodes[parent] if parent >= 0 else None) for node, parent in zip(trace.nodes, trace.parents, strict=True)
+    )
+    outermost = [node for node, outer in above if outer is None or outer.tid not in (0, node.tid)]
     engine = Counter(node.tid for node in outermost if node.name.startswith(ENGINE))
     total = Counter(node.tid for node in outermost)
     return {tid for tid, count in engine.items() if 2 * count >= total[tid]}

@@ -19,6 +19,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+from steptime._program.repetition import Repetition
+
 IntColumn = npt.NDArray[np.int64]
 SmallColumn = npt.NDArray[np.int32]
 KindColumn = npt.NDArray[np.int8]
@@ -145,7 +147,9 @@ class Collective:
     launched before the first step counts backwards from -1. Point-to-point calls are groups of two.
     """
 
-    kind: str  # all_reduce, all_to_all, all_gather, reduce_scatter, broadcast, reduce, send, recv, barrier, unknown
+    # all_reduce, all_to_all, all_gather, reduce_scatter, broadcast, reduce, send, recv, barrier, unknown; and send_recv, in
+    # which every rank of a ring sends to the next
+    kind: str
     group: str
     ranks: tuple[int, ...]  # global ranks, sorted; empty = not known
     sequence: int
@@ -293,6 +297,7 @@ class Program:
     warnings: tuple[str, ...] = ()
     meta: Mapping[str, Any] = field(default_factory=dict)
     orders: tuple[StreamOrder, ...] = ()  # of a captured step, in order of `op`
+    repetition: Repetition | None = None  # where the tables are a sample of the step, which repeats parts of them
 
     @property
     def recorded(self) -> bool:
@@ -306,6 +311,13 @@ class Program:
         return np.array(numbers, dtype=np.int64)
 
     @property
+    def op_counts(self) -> IntColumn:
+        """How often a step runs each op."""
+        if self.repetition is None:
+            return np.ones(len(self.ops), dtype=np.int64)
+        return self.repetition.counts(len(self.ops))
+
+    @property
     def derived(self) -> dict[Any, Any]:
         """What was found out from the program alone, kept with it: a step is predicted on several platforms."""
         values: dict[Any, Any] = vars(self).setdefault("_derived", {})
@@ -314,6 +326,12 @@ class Program:
     def on_device(self, device_name: str) -> Program:
         """The same program for a device of this name; what was derived does not depend on that and is kept."""
         result = replace(self, device_name=device_name)
+        vars(result)["_derived"] = self.derived
+        return result
+
+    def of_rank(self, rank: int) -> Program:
+        """The same program of another rank; what was derived is shared, for it does not depend on that."""
+        result = replace(self, rank=rank)
         vars(result)["_derived"] = self.derived
         return result
 

@@ -32,6 +32,7 @@ class Description:
     precision: str | None = None
     parallelism: Mapping[str, int] | None = None  # kind -> how many ways it divides the job, where more than one
     parameters: int | None = None  # of the whole model
+    active_parameters: int | None = None  # those that a token meets: all but those of experts that it is not sent to
 
 
 class Rebuild(Protocol):
@@ -110,8 +111,14 @@ class Workload:
 
     def members(self, rank: int, collective: Collective) -> tuple[int, ...]:
         """Who meets when this rank calls a collective of the program it runs."""
-        result = next((item for item in self.groups.get(collective.group, ()) if rank in item), None)
-        return collective.ranks if result is None else result
+        return self._met(collective.group).get(rank, collective.ranks)
+
+    def _met(self, group: str) -> Mapping[int, tuple[int, ...]]:
+        """Per rank the set of a group that it is in."""
+        known: dict[str, dict[int, tuple[int, ...]]] = vars(self).setdefault("_sets", {})
+        if group not in known:
+            known[group] = {rank: ranks for ranks in self.groups.get(group, ()) for rank in ranks}
+        return known[group]
 
     @property
     def absent(self) -> tuple[int, ...]:

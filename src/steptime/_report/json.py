@@ -65,6 +65,7 @@ def _asked(prediction: PredictedStep) -> Document:
         "precision": prediction.precision,
         "parallelism": None if known.parallelism is None else dict(known.parallelism),
         "parameters": known.parameters,
+        "active_parameters": known.active_parameters,
         "samples_per_s": prediction.samples_per_s,
         "tokens_per_s": prediction.tokens_per_s,
         "flop": prediction.flop,

@@ -100,6 +100,9 @@ def asked_facts(prediction: PredictedStep) -> Iterator[Fact]:
         yield Fact("Parallelism", ways, ways)
     if known.parameters is not None:
         yield Fact("Parameters", quantity(known.parameters), f"{quantity(known.parameters)} parameters")
+    if known.active_parameters not in (None, known.parameters):
+        active = quantity(known.active_parameters or 0)
+        yield Fact("Active parameters", active, f"{active} of them active")
 
 
 def speed_facts(prediction: PredictedStep) -> Iterator[Fact]:

@@ -79,7 +79,10 @@ def _products(program: Program) -> Iterator[tuple[int, str, float]]:
     again = (ops.parent >= 0) & (ops.name[np.maximum(ops.parent, 0)] == ops.name)
     products = np.isin(ops.name, [row for row, name in enumerate(program.names) if is_product(name)])
     counted = products & (ops.signature >= 0) & ~again & ((ops.step >= 0) | (not program.steps))
-    calls = Counter(zip(ops.name[counted].tolist(), ops.signature[counted].tolist(), ops.phase[counted].tolist(), strict=True))
+    calls: Counter[tuple[int, int, int]] = Counter()
+    columns = (column[counted].tolist() for column in (ops.name, ops.signature, ops.phase, program.op_counts))
+    for name, signature, phase, count in zip(*columns, strict=True):
+        calls[name, signature, phase] += count
     operations = products_of([(program.names[name], program.signatures[signature]) for name, signature, _ in calls])
     for ((name, signature, phase), count), flop in zip(calls.items(), operations, strict=True):
         if flop is not None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SHIPPED = "shipped"
 BARS_LEFT = 1
-_RECOMMENDERS = "recommenders"
+_RECOMMENDERS, _LAYOUTS, _BRIDGE = "recommenders", "layouts", "bridge"
 
 
 def measure(context: typer.Context) -> None:
@@ -82,7 +82,7 @@ def validate(
         Argument(
             metavar="SET",
             help="kernels (the default), lookups, collectives, waiting, overlap, device-time, memory, steps, intervals, "
-            "sharding, committed, visit, power, recordings, recommenders or zoo.",
+            "sharding, committed, visit, power, recordings, recommenders, layouts, bridge or zoo.",
             show_default=False,
         ),
     ] = None,
@@ -113,7 +113,8 @@ def validate(
             "--rows",
             metavar="FILE",
             help="Timed by others; collectives: CSV (gpu, nodes, ranks, op, bytes, us, nccl), intervals: JSON, "
-            "recordings: a folder of runs, recommenders: CSV (gpu, nodes, per_node, batch, ms_per_step).",
+            "recordings: a folder of runs, recommenders: CSV (gpu, nodes, per_node, batch, ms_per_step), "
+            "layouts: CSV as vTrain's, bridge: CSV as Megatron-Bridge's.",
         ),
     ] = None,
     config: Annotated[
@@ -127,7 +128,12 @@ def validate(
         ),
     ] = False,
     per_box: Annotated[
-        bool, Option("--per-box", help="intervals: one number per source and device, from a few of its rows in --rows.")
+        bool,
+        Option(
+            "--per-box",
+            help="intervals: one number per source and device, from a few of its rows in --rows; layouts: one factor of the "
+            "host for each width of the model, from rows of the others.",
+        ),
     ] = False,
     json: Json = False,
 ) -> None:
@@ -147,6 +153,10 @@ def validate(
     if what == _RECOMMENDERS:
         published = _recommenders(rows, config)
         show(json, lambda: validation_document(published), lambda console: print_validation(console, published, full=full))
+        return
+    if what in (_LAYOUTS, _BRIDGE):
+        compared = _layouts(what, rows, per_box)
+        show(json, lambda: validation_document(compared), lambda console: print_validation(console, compared, full=full))
         return
     _check_set(what, SETS, models)
     _check_options(what, of_steps=source is not None or bars is not None, explain=explain, refit=refit)
@@ -186,6 +196,19 @@ def _recommenders(rows: Path | None, config: Path | None) -> Validation:
     if rows is None or config is None:
         raise InputError(f"validate {_RECOMMENDERS} scores a config on rows of others; give --rows FILE and --config FILE")
     return validate_recommenders(rows, config)
+
+
+def _layouts(what: str, rows: Path | None, per_box: bool) -> Validation:
+    """Published steps of one model under many layouts, or of many models."""
+    from steptime_lab.validate.layouts.layouts import validate_layouts
+    from steptime_lab.validate.published.bridge import validate_bridge
+
+    if rows is None:
+        raise InputError(f"validate {what} scores rows of others; give --rows FILE")
+    with _progress() as progress:
+        if what == _BRIDGE:
+            return validate_bridge(rows, progress=progress)
+        return validate_layouts(rows, per_box=per_box, progress=progress)
 
 
 def _check_set(what: str, known: Collection[str], models: Path | None) -> None:

@@ -14,6 +14,7 @@ from steptime.errors import InputError
 from steptime_lab.workloads.case import Case, workloads
 from steptime_lab.workloads.divided_cases import DIVIDED, divided_cases
 from steptime_lab.workloads.drawn_tasks import step_batches, step_tasks
+from steptime_lab.workloads.large_cases import LARGE, large_cases, shrunk_large
 from steptime_lab.workloads.networks import bert, gpt2, inception_v3, resnet50, xlnet
 from steptime_lab.workloads.published import published_models, with_bags
 from steptime_lab.workloads.recommender_cases import RECOMMENDERS, recommender_cases
@@ -54,11 +55,13 @@ def step_cases(ranks: int) -> tuple[Case, ...]:
 
 def held_out_cases(ranks: int) -> dict[str, tuple[Case, ...]]:
     """Cases of that many ranks that have no part in any model, by what `--only` calls them together."""
-    return {DIVIDED: divided_cases(ranks), RECOMMENDERS: recommender_cases(ranks)}
+    return {DIVIDED: divided_cases(ranks), RECOMMENDERS: recommender_cases(ranks), LARGE: large_cases(ranks)}
 
 
 def shrunk(case: Case) -> Case:
-    """A DLRM on few samples and short tables, to try it out on a CPU."""
+    """A DLRM on few samples and short tables, or a narrow decoder, to try it out on a CPU."""
+    if case.workload == LARGE:
+        return shrunk_large(case)
     model = Dlrm.from_dict(case.config)
     tables = [
         replace(

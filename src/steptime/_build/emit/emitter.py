@@ -11,7 +11,10 @@ from steptime._build.emit.writer import Writer, contiguous_strides, strides_of
 from steptime._program.program import Tensor, Value
 
 # c10::ScalarType by name, as execution traces write it.
-DTYPE_NUMBERS = {"uint8": 0, "int32": 3, "int64": 4, "float16": 5, "float32": 6, "float64": 7, "bool": 11, "bfloat16": 15}
+DTYPE_NUMBERS = {
+    "uint8": 0, "int32": 3, "int64": 4, "float16": 5, "float32": 6, "float64": 7, "bool": 11, "bfloat16": 15, "float8": 24,
+    "float4x2": 45,
+}  # fmt: skip
 STRIDED, SPARSE = 0, 1  # c10::Layout
 CONTIGUOUS = 0  # c10::MemoryFormat
 
@@ -252,6 +255,14 @@ class Emitter(Writer):
             self.empty_strided(y, pinned=False)
             self.op("copy_", (y, x, True), (y,))
         return y
+
+    def read_back(self, x: Tensor) -> None:
+        """`x.to("cpu")`: the host waits for it."""
+        y = self.tensor(x.shape, x.dtype, device="cpu")
+        options = (DTYPE_NUMBERS[x.dtype], STRIDED, "cpu", None, False)
+        with self.op("to", (x, *options, False, None), (y,)), self.op("_to_copy", (x, *options, None), (y,)):
+            self.op("empty_strided", (y.shape, y.strides, *options[:3], False), (y,))
+            self.op("copy_", (y, x, False), (y,))
 
     def index_select(self, x: Tensor, index: Tensor, y: Tensor | None = None) -> Tensor:
         """`x.index_select(0, index)`: on a GPU a gather along an index that is spread over the columns."""

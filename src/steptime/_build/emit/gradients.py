@@ -25,6 +25,8 @@ from steptime._units import MIB, dtype_bytes
 
 FIRST_BUCKET_BYTES = 1 * MIB
 BUCKET_BYTES = 25 * MIB
+# Elements of a bucket of Megatron-LM on up to 40 ranks (megatron/core/distributed: the larger of this and a million a rank).
+IN_PLACE_BUCKET = 40 * 10**6
 
 
 @dataclass(slots=True)
@@ -84,6 +86,36 @@ class Reducer:
                     emit.op("copy_", (gradient, view, False), (gradient,))
 
 
+class InPlaceReducer:
+    """Sums over ranks of gradients that are kept in fp32, where they are: Megatron-LM's `DistributedDataParallel`."""
+
+    def __init__(self, tape: Tape, parameters: Sequence[Tensor], group: str = GROUP) -> None:
+        self._tape, self._group = tape, group
+        self._wrapped = {parameter.id for parameter in parameters}
+        if tape.emit.group_size(group) > 1:
+            tape.before_backward(self._lay_out)
+
+    def _lay_out(self, order: tuple[Tensor, ...]) -> None:
+        wrapped = [parameter for parameter in order if parameter.id in self._wrapped]
+        sizes = accumulate(parameter.numel for parameter in wrapped)
+        buckets: dict[int, list[Tensor]] = {}
+        for parameter, end in zip(wrapped, sizes, strict=True):
+            buckets.setdefault((end - 1) // IN_PLACE_BUCKET, []).append(parameter)
+        for bucket in buckets.values():
+            missing = {parameter.id for parameter in bucket}
+            for parameter in bucket:
+                self._tape.hook(parameter, partial(self._ready, bucket, missing, parameter))
+
+    def _ready(self, bucket: list[Tensor], missing: set[int | None], parameter: Tensor, gradient: Tensor) -> None:
+        """Divides by the number of ranks and sums when the last gradient of a bucket is there."""
+        del gradient
+        missing.discard(parameter.id)
+        if not missing:
+            mains = tuple(self._tape.mains[each.id or 0] for each in bucket)
+            self._tape.emit.op("_foreach_mul_", (mains, 1.0))
+            self._tape.emit.all_reduce(mains, self._group)
+
+
 def buckets_of(parameters: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
     """Parameters of one dtype by bucket, in the order in which their gradients come."""
     buckets: list[tuple[Tensor, ...]] = []
@@ -112,9 +144,9 @@ _KINDS = {
 ROWWISE_ADAGRAD = "RowwiseAdagrad"
 
 
-def zero_grad(emit: Emitter, label: str = _SGD) -> None:
-    """An optimiser lets go of the gradients."""
-    emit.write(f"Optimizer.zero_grad#{label}.zero_grad")
+def zero_grad(emit: Emitter, label: str = _SGD) -> AbstractContextManager[None]:
+    """An optimiser lets go of the gradients, or what is written inside clears them."""
+    return emit.write(f"Optimizer.zero_grad#{label}.zero_grad")
 
 
 def step_of(emit: Emitter, label: str = _SGD) -> AbstractContextManager[None]:
@@ -147,10 +179,23 @@ def divided_rows(emit: Emitter, rows: Tensor, roots: Tensor) -> Tensor:
 class Optimizer:
     """Updates parameters in place; its state is there before the step."""
 
-    def __init__(self, emit: Emitter, kind: str, weights: Sequence[Tensor], rate: float = _RATE) -> None:
+    def __init__(
+        self,
+        emit: Emitter,
+        kind: str,
+        weights: Sequence[Tensor],
+        rate: float = _RATE,
+        *,
+        mains: Sequence[Tensor] = (),
+        masters: bool = False,
+    ) -> None:
+        """`mains`: sums of gradients in fp32, which stay from step to step. `masters`: weights of 16 bits are updated in fp32,
+        as those in fp16 and those with mains always are."""
         self._emit, self._kind, self._rate = emit, kind, rate
         self._weights = tuple(weights)
-        self._mixed = bool(weights) and weights[0].dtype == "float16"
+        self._mains = tuple(mains)
+        wide = bool(mains) or (masters and weights[0].dtype != "float32")
+        self._mixed = bool(weights) and (wide or weights[0].dtype == "float16")
         self._masters = self._like_masters() if self._mixed else self._weights
         self._label, moments = _KINDS[kind]
         self._moments = tuple(self._like_masters() for _ in range(moments))
@@ -161,9 +206,12 @@ class Optimizer:
         like = ((each.shape, "float32" if self._mixed else each.dtype, each.strides) for each in self._weights)
         return tuple(self._emit.tensor(shape, dtype, strides=strides) for shape, dtype, strides in like)
 
-    def zero_grad(self) -> None:
-        """Lets go of the gradients."""
-        zero_grad(self._emit, self._label)
+    def zero_grad(self, buffers: Sequence[Tensor] = ()) -> None:
+        """Lets go of the gradients, or clears those that stay; `buffers` are such that lie elsewhere."""
+        kept = (*self._mains, *buffers)
+        with zero_grad(self._emit, self._label):
+            if kept:
+                self._emit.op("_foreach_zero_", (kept,))
 
     @property
     def fused(self) -> bool:
@@ -182,8 +230,10 @@ class Optimizer:
             if not self._mixed:
                 update(tuple(gradients))
                 return
-            wide = self._like_masters()
-            emit.op("_foreach_copy_", (wide, tuple(gradients), False))
+            wide = self._mains or tuple(gradients)
+            if wide[0].dtype != "float32":
+                wide = self._like_masters()
+                emit.op("_foreach_copy_", (wide, tuple(gradients), False))
             emit.op("_foreach_norm", (wide, 2, None), (tuple(emit.tensor(()) for _ in wide),))
             update(wide)
             emit.op("_foreach_copy_", (self._weights, self._masters, False))

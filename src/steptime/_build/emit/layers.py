@@ -75,7 +75,8 @@ def _addmm(tape: Tape, bias: Tensor, x: Tensor, weight: Tensor, y: Tensor, saved
 
     def backward(gradient: Tensor) -> Gradients:
         of_x = _product(tape.emit, gradient, tape.emit.turned(saved[1]())) if tape.needs(x) else None
-        return gradient, of_x, _of_weight(tape.emit, gradient, saved[0](), weight)
+        of_weight = _of_weight(tape.emit, gradient, saved[0](), weight) if tape.needs(weight) else None
+        return gradient if tape.needs(bias) else None, of_x, of_weight
 
     tape.node("AddmmBackward0", (bias, x, weight), y, backward)
 
@@ -86,8 +87,8 @@ def _mm(tape: Tape, x: Tensor, weight: Tensor, y: Tensor, saved: tuple[Saved, Sa
 
     def backward(gradient: Tensor) -> Gradients:
         # Derivatives are computed in the alphabetical order of the arguments' names: mat2, then self.
-        of_weight = _of_weight(tape.emit, gradient, saved[0](), weight)
-        return _product(tape.emit, gradient, tape.emit.turned(saved[1]())), of_weight
+        of_weight = _of_weight(tape.emit, gradient, saved[0](), weight) if tape.needs(weight) else None
+        return _product(tape.emit, gradient, tape.emit.turned(saved[1]())) if tape.needs(x) else None, of_weight
 
     tape.node("MmBackward0", (x, weight), y, backward)
 
@@ -196,16 +197,36 @@ def _times(emit: Emitter, gradient: Tensor, factor: Tensor) -> Tensor:
     return emit.new("mul", (gradient, factor), dtype=dtype, strides=compact_strides(gradient))
 
 
+def squared_relu(tape: Tape, x: Tensor) -> Tensor:
+    """`functional.relu(x).square()`, as in Nemotron's models."""
+    emit, y = tape.emit, activation(tape, "relu", x)
+    saved = tape.save(y)
+    result = emit.tensor(y.shape, y.dtype)
+    with emit.op("square", (y,), (result,), node=True):
+        emit.power(y, 2, result)
+
+    def backward(gradient: Tensor) -> Tensor:
+        return _times(emit, gradient, emit.new("mul", (saved(), emit.number())))
+
+    return tape.node("PowBackward0", (y,), result, backward)
+
+
 def gelu_new(tape: Tape, x: Tensor) -> Tensor:
     """Hugging Face's `NewGELUActivation`: the approximation by tanh, op by op."""
-    half = _scaled(tape, x)
-    inner = add(tape, x, _scaled(tape, _cubed(tape, x)))
-    curved = activation(tape, "tanh", _scaled(tape, inner))
+    half = scaled(tape, x)
+    inner = add(tape, x, scaled(tape, _cubed(tape, x)))
+    curved = activation(tape, "tanh", scaled(tape, inner))
     shifted = tape.emit.new("add", (curved, tape.emit.number(), 1), node=True)  # + 1.0
     return mul(tape, half, tape.node("AddBackward0", (curved,), shifted, lambda gradient: gradient))
 
 
-def _scaled(tape: Tape, x: Tensor) -> Tensor:
+def curved(tape: Tape, name: str, x: Tensor) -> Tensor:
+    """An activation of one input by its name in configs."""
+    made = {"gelu_new": gelu_new, "relu_squared": squared_relu}.get(name)
+    return activation(tape, name, x) if made is None else made(tape, x)
+
+
+def scaled(tape: Tape, x: Tensor) -> Tensor:
     """`x * 0.5` and the like."""
     factor = tape.emit.number()
     y = tape.emit.new("mul", (x, factor), node=True)
@@ -300,12 +321,17 @@ def _layer_norm(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor, y: Tensor, 
     saved_means, saved_deviations = tape.save(means), tape.save(deviations)
 
     def backward(gradient: Tensor) -> Gradients:
-        results = emit.tensor(x.shape, x.dtype), emit.tensor(width, weight.dtype), emit.tensor(width, bias.dtype)
-        call = (gradient, saved_x(), width, saved_means(), saved_deviations(), weight, bias, (True, True, True))
-        with emit.op("native_layer_norm_backward", call, results):
-            for each in results:
-                emit.empty(each, memory_format=CONTIGUOUS)
-        return results
+        wanted = tuple(tape.needs(each) for each in (x, weight, bias))
+        of_x, of_weight, of_bias = (
+            emit.tensor(shape, each.dtype) if want else None
+            for want, shape, each in zip(wanted, (x.shape, width, width), (x, weight, bias), strict=True)
+        )
+        call = (gradient, saved_x(), width, saved_means(), saved_deviations(), weight, bias, wanted)
+        with emit.op("native_layer_norm_backward", call, (of_x, of_weight, of_bias)):
+            for each in (of_x, of_weight, of_bias):
+                if each is not None:
+                    emit.empty(each, memory_format=CONTIGUOUS)
+        return of_x, of_weight, of_bias
 
     return tape.node("NativeLayerNormBackward0", (x, weight, bias), y, backward)
 
@@ -320,8 +346,10 @@ def rms_norm(tape: Tape, x: Tensor, weight: Tensor, epsilon: float = 1e-5) -> Te
     saved_deviations = tape.save(deviations)
 
     def backward(gradient: Tensor) -> Gradients:
-        results = emit.tensor(x.shape, x.dtype), emit.tensor(width, weight.dtype)
-        emit.op("_fused_rms_norm_backward", (gradient, saved_x(), width, saved_deviations(), weight, (True, True)), results)
+        wanted = tape.needs(x), tape.needs(weight)
+        of_x = emit.tensor(x.shape, x.dtype) if wanted[0] else None
+        results = of_x, emit.tensor(width, weight.dtype) if wanted[1] else None
+        emit.op("_fused_rms_norm_backward", (gradient, saved_x(), width, saved_deviations(), weight, wanted), results)
         return results
 
     return tape.node("FusedRmsNormBackward0", (x, weight), y, backward)

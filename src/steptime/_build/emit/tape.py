@@ -14,15 +14,15 @@ The engine runs the ready node that was recorded last, and a node of a parameter
 (torch/csrc/autograd/engine.cpp: a heap by sequence number, `AccumulateGrad` has the highest). A gradient of more dimensions
 than what it is of is summed down, one of another dtype is cast, and gradients of one tensor are added as they come, all around
 the node that made them. Gradients of a parameter add up over several backward passes. What a checkpointed layer saves is
-computed again when the first of its nodes asks for it.
+computed again when the first of its nodes asks for it, but for results of ops that it was told to keep.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from steptime._build.emit.emitter import Emitter
@@ -51,18 +51,44 @@ class _Node:
     next: tuple[tuple[_Node, int] | None, ...]  # per gradient it gives: whose it is, as which of its outputs
     dtypes: tuple[str, ...]  # of its outputs
     hooks: list[Hook] = field(default_factory=list)
+    section: str = ""  # of the program: what begins with it
     parameter: Tensor | None = None
     arrived: list[Tensor | None] = field(default_factory=list)
     waiting: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Keeps:
+    """Ops whose results a checkpointed layer keeps, by whole name; of some, each n-th is computed again all the same.
+
+    As the contexts of selective checkpointing do (torch/utils/checkpoint.py, create_selective_checkpoint_contexts).
+    """
+
+    ops: Mapping[str, int]  # 0: all are kept
+
+    def chooser(self) -> Callable[[str], bool]:
+        """Says of the ops of one pass, as they come, whether their results are kept."""
+        counts: Counter[str] = Counter()
+
+        def kept(name: str) -> bool:
+            if name not in self.ops:
+                return False
+            counts[name] += 1
+            return not self.ops[name] or counts[name] % self.ops[name] != 0
+
+        return kept
+
+
 class _Region:
     """A checkpointed layer: how many tensors it saved, how to compute them again, and those that were."""
 
-    def __init__(self, again: Callable[[], Tensor]) -> None:
+    def __init__(self, again: Callable[[], Tensor], keeps: Keeps | None) -> None:
         self.again = again
+        self.keeps = keeps
+        self.results: list[tuple[Value, ...]] = []  # of the ops whose results are kept
         self.count = 0
         self.tensors: list[Tensor] | None = None
+        self.drops_output = False
 
 
 class Tape:
@@ -73,6 +99,7 @@ class Tape:
         self.autocast = autocast  # the dtype that products are cast to; empty without autocast
         self.casts: dict[int, Tensor] = {}  # id of a parameter -> what autocast made of it in this forward pass
         self.parameters: list[Tensor] = []
+        self.mains: dict[int, Tensor] = {}  # id of a parameter -> the sum of its gradients in fp32, where one is kept
         self.gradients: dict[int, Tensor] = {}  # id of a parameter -> its gradient, once the backward pass is written
         self._made_by: dict[int, tuple[_Node, int]] = {}  # id of a tensor -> the node behind it
         self._before: list[Callable[[tuple[Tensor, ...]], None]] = []
@@ -80,6 +107,7 @@ class Tape:
         self._held: Counter[int] = Counter()  # storage -> gradients that wait in it
         self._region: _Region | None = None  # the layer that runs for the first time
         self._recomputed: _Region | None = None  # the layer that runs for the second time
+        self._dropped: dict[int, tuple[_Region, int, Tensor]] = {}  # storage of an output that its layer computes again
 
     # The graph
 
@@ -99,6 +127,12 @@ class Tape:
 
         self.parameters.append(tensor)
         self._made_by[_id(tensor)] = _Node(_ACCUMULATE, _FIRST, accumulate, (), (), (tensor.dtype,), parameter=tensor), 0
+        return tensor
+
+    def leaf(self, tensor: Tensor) -> Tensor:
+        """Says that a tensor wants a gradient and is no parameter: what a stage of a pipeline was given."""
+        self.parameter(tensor)
+        self.parameters.pop()
         return tensor
 
     def _add(self, held: Tensor, gradient: Tensor) -> Tensor:
@@ -162,12 +196,16 @@ class Tape:
 
         node.backward = backward
 
+    def section_before_node_of(self, tensor: Tensor, section: str) -> None:
+        """A section of the program begins with the node that made a tensor."""
+        self._made_by[_id(tensor)][0].section = section
+
     def before_backward(self, callback: Callable[[tuple[Tensor, ...]], None]) -> None:
-        """Calls with all parameters in the order in which their gradients will come, before the backward pass."""
+        """Calls with all parameters in the order in which their gradients will come, before the next backward pass."""
         self._before.append(callback)
 
     def at_end(self, callback: Callable[[], None]) -> None:
-        """Calls on autograd's thread after the last node."""
+        """Calls on autograd's thread after the last node of the backward pass that is next or under way."""
         self._at_end.append(callback)
 
     def casting(
@@ -183,11 +221,18 @@ class Tape:
         if self._recomputed is not None:
             return self._saved_again(self._recomputed, tensor)
         region = self._region
-        if region is None:
+        if region is not None:
+            region.count += 1
+            return self._unpacked(region, region.count - 1)
+        if (tensor.storage or 0) not in self._dropped:
             return lambda: tensor
-        index = region.count
-        region.count += 1
+        region, index, output = self._dropped[tensor.storage or 0]
+        whole = self._unpacked(region, index)
+        if tensor.id == output.id:
+            return whole
+        return lambda: self.emit.view(whole(), tensor.shape, tensor.strides, tensor.offset)
 
+    def _unpacked(self, region: _Region, index: int) -> Saved:
         def unpacked() -> Tensor:
             if region.tensors is None:
                 self._recompute(region)
@@ -196,16 +241,27 @@ class Tape:
 
         return unpacked
 
-    def checkpointed(self, layer: Callable[[], Tensor]) -> Tensor:
-        """Runs a layer whose saved tensors are dropped, and computed again in backward."""
-        self._region = _Region(layer)
-        result = layer()
+    def checkpointed(self, layer: Callable[[], Tensor], keeps: Keeps | None = None, *, drops_output: bool = False) -> Tensor:
+        """Runs a layer whose saved tensors are dropped, and computed again in backward; inside another one, it is part of that.
+
+        `drops_output`: what it gives is not kept either, however many nodes save it.
+        """
+        if self._region is not None or self._recomputed is not None:
+            return layer()
+        self._region = region = _Region(layer, keeps)
+        with self._watched(region):
+            result = layer()
         self._region = None
+        if drops_output:
+            region.drops_output = True
+            self._dropped[result.storage or 0] = region, region.count, result
+            region.count += 1
         return result
 
     def _saved_again(self, region: _Region, tensor: Tensor) -> Saved:
         assert region.tensors is not None
         self.emit.detached(tensor)
+        tensor = self.emit.there(tensor)
         region.tensors.append(tensor)
         # Recomputation stops as soon as the last saved tensor is there (torch/utils/checkpoint.py, early_stop).
         self.emit.muted = len(region.tensors) >= region.count
@@ -214,26 +270,59 @@ class Tape:
     def _recompute(self, region: _Region) -> None:
         region.tensors, self._recomputed = [], region
         before, self.casts = self.casts, {}
-        region.again()
+        with self._watched(region):
+            result = region.again()
+        if region.drops_output:
+            region.tensors.append(result)
         self._recomputed, self.emit.muted, self.casts = None, False, before
+
+    @contextmanager
+    def _watched(self, region: _Region) -> Iterator[None]:
+        """What is written inside keeps the results that a layer was told to keep, or, the second time, finds them there."""
+        if region.keeps is None:
+            yield
+            return
+        emit, kept, results = self.emit, region.keeps.chooser(), iter(tuple(region.results))
+
+        def watch(name: str, outputs: tuple[Value, ...]) -> bool:
+            if not kept(name):
+                return False
+            if self._recomputed is None:
+                region.results.append(outputs)
+                return False
+            emit.stands_for |= {
+                new.storage or 0: old.storage or 0
+                for new, old in zip(outputs, next(results), strict=True)
+                if isinstance(new, Tensor) and isinstance(old, Tensor)
+            }
+            return True
+
+        emit.watch = watch
+        yield
+        emit.watch, emit.stands_for = None, {}
 
     # The engine
 
-    def backward(self, loss: Tensor) -> None:
-        """Writes the backward pass of a loss without dimensions: its gradient of ones, the nodes, what waits for the end."""
-        root, _ = self._made_by[_id(loss)]
+    def backward(self, y: Tensor, gradient: Tensor | None = None, end: str = "") -> None:
+        """Writes the backward pass of `y`: the nodes, then what waits for the end, in a section of its own if it is named.
+
+        Without a gradient `y` is a loss without dimensions, whose gradient is made of ones.
+        """
+        root, _ = self._made_by[_id(y)]
         _prepare(root)
         order = tuple(node.parameter for node in _run(root) if node.parameter is not None)
-        for callback in self._before:
+        before, self._before = self._before, []
+        for callback in before:
             callback(order)
-        first = self._ones_like(loss)
+        first = self._ones_like(y) if gradient is None else gradient
         with self.emit.backward_thread():
             _prepare(root)
             root.arrived = [first]
             for node in _run(root):
                 self._evaluate(node)
-            for finish in self._at_end:
-                finish()
+            self.emit.section(end)
+            while self._at_end:
+                self._at_end.pop(0)()
 
     def _ones_like(self, loss: Tensor) -> Tensor:
         emit = self.emit
@@ -250,6 +339,7 @@ class Tape:
         emit, gradients, parameter = self.emit, tuple(node.arrived), node.parameter
         for each in gradients:
             self._release(each)
+        self.emit.section(node.section)
         sequence = node.sequence if parameter is None else -1
         with emit.write(_ENGINE + node.name):
             with emit.write(node.name, gradients, sequence=sequence, forward_thread=MAIN_THREAD):

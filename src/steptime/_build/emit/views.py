@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from steptime._build.emit.emitter import view_strides
 from steptime._build.emit.tape import Gradients, Tape
@@ -51,14 +52,18 @@ def turn(tape: Tape, x: Tensor) -> Tensor:
     return tape.node("TBackward0", (x,), tape.emit.turned(x, node=True), tape.emit.turned)
 
 
-def split(tape: Tape, x: Tensor, size: int) -> tuple[Tensor, ...]:
-    """`x.split(size)` along the last dimension; the gradients are put together again."""
-    emit, last = tape.emit, len(x.shape) - 1
-    starts = range(0, x.shape[last], size)
-    shape, strides = (*x.shape[:last], size), strides_of(x)
-    parts = tuple(emit.view(x, shape, strides, x.offset + start * strides[last]) for start in starts)
-    with emit.op("split", (x, size, last), (parts,), node=True):
-        for start, y in zip(starts, parts, strict=True):
+def split(tape: Tape, x: Tensor, sizes: int | Sequence[int]) -> tuple[Tensor, ...]:
+    """`x.split(sizes)` along the last dimension; the gradients are put together again."""
+    emit, last, strides = tape.emit, len(x.shape) - 1, strides_of(x)
+    call = sizes if isinstance(sizes, int) else tuple(sizes)
+    widths = (call,) * (x.shape[last] // call) if isinstance(call, int) else call
+    starts = tuple(accumulate(widths[:-1], initial=0))
+    parts = tuple(
+        emit.view(x, (*x.shape[:last], size), strides, x.offset + start * strides[last])
+        for start, size in zip(starts, widths, strict=True)
+    )
+    with emit.op("split" if isinstance(call, int) else "split_with_sizes", (x, call, last), (parts,), node=True):
+        for start, size, y in zip(starts, widths, parts, strict=True):
             with (
                 emit.op("narrow", (x, last, start, size), (y,)),
                 emit.op("slice", (x, last, start, start + size, 1), (y,)),
@@ -68,8 +73,51 @@ def split(tape: Tape, x: Tensor, size: int) -> tuple[Tensor, ...]:
     def backward(gradients: Gradients) -> Gradients:
         return (emit.new("cat", (gradients, last), x.shape, x.dtype),)
 
-    tape.record("SplitBackward0", (x,), parts, backward)
+    tape.record("SplitBackward0" if isinstance(call, int) else "SplitWithSizesBackward0", (x,), parts, backward)
     return parts
+
+
+def split_last(tape: Tape, x: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """`x.split(sizes, dim=-1)`; the gradients are put together again."""
+    emit, last, strides = tape.emit, len(x.shape) - 1, strides_of(x)
+    starts = accumulate(sizes, initial=0)
+    parts = tuple(
+        emit.view(x, (*x.shape[:last], size), strides, x.offset + start * strides[last])
+        for size, start in zip(sizes, starts, strict=False)
+    )
+    emit.op("split_with_sizes", (x, sizes, -1), (parts,), node=True)
+
+    def backward(gradients: Gradients) -> Gradients:
+        return (emit.new("cat", (gradients, last), x.shape, x.dtype),)
+
+    tape.record("SplitWithSizesBackward0", (x,), parts, backward)
+    return parts
+
+
+def cat_last(tape: Tape, tensors: Sequence[Tensor]) -> Tensor:
+    """`torch.cat(tensors, dim=-1)` of tensors of one dtype."""
+    emit, first = tape.emit, tensors[0]
+    *starts, width = accumulate((each.shape[-1] for each in tensors), initial=0)
+    last = len(first.shape) - 1
+    y = emit.new("cat", (tuple(tensors), -1), (*first.shape[:-1], width), first.dtype, node=True)
+
+    def backward(gradient: Tensor) -> Gradients:
+        return tuple(
+            emit.sliced(gradient, last, start, start + each.shape[-1], narrow=True)
+            for start, each in zip(starts, tensors, strict=True)
+        )
+
+    return tape.node("CatBackward0", tensors, y, backward)
+
+
+def expand(tape: Tape, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """`x.expand(shape)` along dimensions of one element; their gradients are summed."""
+    strides = tuple(0 if have != want else step for have, want, step in zip(x.shape, shape, strides_of(x), strict=True))
+    y = tape.emit.strided(x, shape, strides, ("expand", (shape, False)), node=True)
+    spread = tuple(place for place, (have, want) in enumerate(zip(x.shape, shape, strict=True)) if have != want)
+    if not spread:
+        return tape.node("ExpandBackward0", (x,), y, lambda gradient: gradient)
+    return tape.node("ExpandBackward0", (x,), y, lambda gradient: tape.emit.new("sum", (gradient, spread, True, None), x.shape))
 
 
 def slice_last(tape: Tape, x: Tensor, start: int, end: int) -> Tensor:

@@ -24,7 +24,7 @@ takes (`next_sequence`). `tape` has the engine and `layers` what uses both, so t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
@@ -33,15 +33,19 @@ from steptime._ops.operations import PRODUCTS
 from steptime._program.collectives import WAIT
 from steptime._program.execution import COMM_NODE, Comm, ExecutionTrace, Node, ProcessGroup, to_program
 from steptime._program.program import DEFAULT_SWITCHES, CallKind, Program, Signature, StreamOrder, Switches, Tensor, Value
+from steptime._program.repetition import Repetition
 from steptime._units import dtype_bytes
 
 MAIN_THREAD, BACKWARD_THREAD = 1, 2
 GROUP, GROUP_DESCRIPTION = "0", "default_pg"  # what PyTorch calls the group of all ranks
-DATA, FSDP, TENSOR = "data", "fsdp", "tensor"  # groups of ranks that hold copies, shards and parts of the same parameters
+# Groups of ranks that hold copies, shards and parts of the same parameters, parts of the same sequences, other experts of the
+# same layers, and copies of the same experts.
+DATA, FSDP, TENSOR, CONTEXT, EXPERT, EXPERT_DATA = "data", "fsdp", "tensor", "context", "expert", "expert_data"
 OBJECT = "<Object>"  # how a trace writes what is neither a tensor nor a plain value
 _PROCESS, _EMPTY_STORAGE = 1, 2  # ids of the process node and of the storage that all empty tensors share
 _SCHEMA = "1.1.1-chakra.0.0.4"  # that of the traces that come with the package, by PyTorch 2.11
 _NO_TIMEOUT = -1
+_KEPT = -2  # row of an op that is not written, nor what is inside it: its result is there
 _SIGNATURE = Signature()
 # What c10d, the record of communication and NCCL call a collective.
 _COLLECTIVES = {
@@ -50,7 +54,16 @@ _COLLECTIVES = {
     "broadcast": ("broadcast_", "broadcast", "broadcast"),
     "all_gather": ("_allgather_base_", "_allgather_base", "_all_gather_base"),
     "reduce_scatter": ("_reduce_scatter_base_", "_reduce_scatter_base", "_reduce_scatter_base"),
+    "send": ("send", "send", "send"),
+    "recv": ("recv_", "recv", "recv"),
+    "send_recv": ("send", "send_recv", "coalesced"),
 }
+
+
+def group_names(groups: Mapping[str, tuple[int, ...]], world_size: int) -> dict[str, str]:
+    """What PyTorch calls groups of ranks: the first of all ranks is the default one, others are made beside it."""
+    default = next((name for name, ranks in groups.items() if len(ranks) == world_size), "")
+    return {name: GROUP if name == default else name for name in groups}
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -92,12 +105,11 @@ class Writer:
         `tf32`: matrix products of float32 may use TF32, which they may not by default.
         """
         self.rank, self.world_size, self.device, self.source = rank, world_size, device, source
-        everybody = {GROUP: tuple(range(world_size))} if world_size > 1 else {}
+        if groups is None:
+            groups = {GROUP: tuple(range(world_size))} if world_size > 1 else {}
         self._groups = {
-            name: ProcessGroup(GROUP, GROUP_DESCRIPTION, ranks, len(ranks))
-            if len(ranks) == world_size
-            else ProcessGroup(name, name, ranks, len(ranks))
-            for name, ranks in (everybody if groups is None else groups).items()
+            name: ProcessGroup(said, GROUP_DESCRIPTION if said == GROUP else name, groups[name], len(groups[name]))
+            for name, said in group_names(groups, world_size).items()
         }
         self._of_products = Switches(tf32=True) if tf32 else DEFAULT_SWITCHES
         self.sequence = 0  # autograd's counter: what the next node gets
@@ -111,7 +123,12 @@ class Writer:
         self._views: set[int] = set()
         self._inside = _Inside(self)
         self.muted = False  # nothing is written: what recomputation leaves out, and what the step before did
+        # Asked about every op with its outputs: whether its result is there already, so that it is not written.
+        self.watch: Callable[[str, tuple[Value, ...]], bool] | None = None
+        self.stands_for: dict[int, int] = {}  # storage of what such an op would make -> where its result is
+        self._absent: set[int] = set()  # collectives that are not written
         self._orders: list[StreamOrder] = []
+        self._sections: list[tuple[str, int]] = []
         self._put_off: list[tuple[int, str]] | None = None
         if world_size > 1:
             self.write("## process_group:init ##")
@@ -169,11 +186,19 @@ class Writer:
         forward_thread: int = 0,
     ) -> AbstractContextManager[None]:
         """Writes a frame, a function or an op under its whole name, unless muted; in a `with`, around what is written there."""
-        if self.muted:
-            self._last = -1
+        if self.muted or (self._open and self._open[-1] == _KEPT):
+            self._last = -1 if self.muted else _KEPT
+            return self._inside
+        if self.stands_for:
+            inputs, outputs = self._placed(inputs), self._placed(outputs)
+        parent = self._open[-1] if self._open else -1
+        # Under autocast an op is shown twice, one inside the other.
+        shown = parent >= 0 and self._nodes[parent].name == name
+        if self.watch is not None and not shown and self.watch(name, outputs):
+            self._last = _KEPT
+            self._make_nothing_around()
             return self._inside
         self._last = len(self._nodes)
-        parent = self._open[-1] if self._open else -1
         switches = self._of_products if name in PRODUCTS else DEFAULT_SWITCHES
         signature = Signature(inputs, outputs, switches) if inputs or outputs else _SIGNATURE
         above = self._nodes[parent].id if parent >= 0 else _PROCESS
@@ -186,6 +211,24 @@ class Writer:
     ) -> AbstractContextManager[None]:
         """Writes an ATen op; `node` says that autograd records it."""
         return self.write(f"{ATEN}{name}", inputs, outputs, sequence=self.sequence if node else -1)
+
+    def there(self, tensor: Tensor) -> Tensor:
+        """A tensor where its result is: in other memory where that was kept."""
+        storage = self.stands_for.get(tensor.storage or 0)
+        return tensor if storage is None else replace(tensor, storage=storage)
+
+    def _placed(self, values: tuple[Value, ...]) -> tuple[Value, ...]:
+        return tuple(
+            self.there(each) if isinstance(each, Tensor) else self._placed(each) if isinstance(each, tuple) else each
+            for each in values
+        )
+
+    def _make_nothing_around(self) -> None:
+        """Ops around one that is not written do not make what it would."""
+        for row in self._open:
+            node, inputs = self._nodes[row], self._nodes[row].signature.inputs
+            made = (each for each in node.signature.outputs if not isinstance(each, Tensor) or self.there(each) is each)
+            self._nodes[row] = replace(node, signature=Signature(inputs, tuple(made), node.signature.switches))
 
     def open(self) -> None:
         """What is written next is inside what was written last."""
@@ -244,6 +287,11 @@ class Writer:
         self._thread, self._open = BACKWARD_THREAD, []
         yield
         self._thread, self._open = before
+
+    def section(self, name: str) -> None:
+        """What is written next is a section of this name; sections of one name do the same. Without a name nothing begins."""
+        if name:
+            self._sections.append((name, len(self._nodes)))
 
     # Streams; 0 is where compute is
 
@@ -313,8 +361,25 @@ class Writer:
         call = (shard, whole, OBJECT, OBJECT, True, _NO_TIMEOUT)
         return self._collective("reduce_scatter", group, call, (shard, OBJECT), (whole,), (shard,))
 
+    def send(self, tensor: Tensor, group: str) -> int:
+        """Sends a tensor to the other rank of a group of two: a group for each direction, so that both may send first."""
+        call = ((tensor,), OBJECT, 1, 0)
+        return self._collective("send", group, call, (OBJECT,), ((tensor,),), ())
+
+    def receive(self, tensor: Tensor, group: str) -> int:
+        """Receives a tensor from the other rank of a group of two."""
+        call = ((tensor,), OBJECT, 0, 0)
+        return self._collective("recv", group, call, (OBJECT,), (), ((tensor,),))
+
+    def rotate(self, received: Tensor, sent: Tensor, group: str) -> int:
+        """Sends to the next rank of a group and receives from the one before, as one `batch_isend_irecv` of every rank."""
+        call = ((sent,), OBJECT, 1, 0)
+        return self._collective("send_recv", group, call, (OBJECT,), (sent,), (received,))
+
     def wait(self, number: int, group: str = GROUP) -> None:
         """Makes the stream that computes wait for a collective."""
+        if number in self._absent:
+            return
         if self._put_off is not None:
             self._put_off.append((number, group))
             return
@@ -338,13 +403,18 @@ class Writer:
         self._collectives += 1
         number, named, (c10d, name, nccl) = self._collectives, self._groups[group], _COLLECTIVES[kind]
         sent, received = _flat(inputs), _flat(outputs)
+        # Where the rank would name a peer, the group of two already says who that is.
+        rank, first = -1 if kind in ("send", "recv") else self.rank, (*sent, *received)[0]
         comm = Comm(
-            name, kind, named.name, self.rank, number, in_splits, out_splits, sent, received,
-            _bytes(sent), _bytes(received), sent[0].dtype,
+            name, kind, named.name, rank, number, in_splits, out_splits, sent, received,
+            _bytes(sent), _bytes(received), first.dtype,
         )  # fmt: skip
         about = ((number, False), (named.name, named.description), self.rank, name, in_splits, out_splits, 0, 1, named.size)
-        with self.write(f"c10d::{c10d}", call, result), self.write(COMM_NODE, (*inputs, *about), outputs, comm=comm):
-            self.write(f"nccl:{nccl}", (sent[0],))
+        frame = self.write(f"c10d::{c10d}", call, result)
+        if self._last == _KEPT:
+            self._absent.add(number)
+        with frame, self.write(COMM_NODE, (*inputs, *about), outputs, comm=comm):
+            self.write(f"nccl:{nccl}", (first,))
         return number
 
     # The whole
@@ -361,11 +431,16 @@ class Writer:
             source=self.source,
         )
 
-    def program(self) -> Program:
-        """What was written, as the program of the rank: ops and collectives, no times, no kernels."""
+    def program(self, order: Sequence[str] = (), twins: Mapping[int, int] | None = None) -> Program:
+        """What was written, as the program of the rank: ops and collectives, no times, no kernels.
+
+        `order` names the sections as the step runs them, where what was written is a sample of it; `twins` are the storages of
+        parameters that the sample leaves out, each with one that it does the same with.
+        """
         result = f"{self.source or 'a step'}: built, never run; its kernels and times need models of a device and a host"
         program = to_program(self.trace(), rank=self.rank, world_size=self.world_size)
-        return replace(program, warnings=(result,), orders=tuple(self._orders))
+        repetition = Repetition.of(self._sections, order, twins or {}) if order else None
+        return replace(program, warnings=(result,), orders=tuple(self._orders), repetition=repetition)
 
     @property
     def collectives(self) -> int:

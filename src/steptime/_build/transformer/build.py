@@ -1,105 +1,126 @@
-"""A `Transformer` as a `Workload`: one program that all ranks run, and who meets whom in its collectives."""
+"""A `Transformer` as a `Workload`: a program for every stage of its pipeline, and who meets whom in its collectives."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from dataclasses import asdict, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
 from steptime._build.emit.emitter import Emitter
-from steptime._build.emit.gradients import Optimizer, Reducer
 from steptime._build.emit.tape import Tape
-from steptime._build.emit.writer import DATA, FSDP, TENSOR
-from steptime._build.transformer.config import KIND, Parallelism, Transformer
-from steptime._build.transformer.model import Model, Weights
-from steptime._build.transformer.parallel import FullySharded, Unsharded
-from steptime._program.program import Program, Tensor
+from steptime._build.emit.writer import group_names
+from steptime._build.transformer.config import KIND, Transformer
+from steptime._build.transformer.fsdp import Unsharded
+from steptime._build.transformer.parallelism import DEGREES, Parallelism, groups_of
+from steptime._build.transformer.sampling import Sampling
+from steptime._build.transformer.schedules import BACKWARD, FORWARD
+from steptime._build.transformer.stages import EMBEDDING, StageProgram, between
+from steptime._build.transformer.weights import Weights
+from steptime._program.program import Program
 from steptime._program.workload import Description, Workload
+
+_Sets = tuple[tuple[int, ...], ...]
 
 
 def build(config: Transformer) -> Workload:
     """The workload of a training step."""
-    groups = groups_of(config.parallel)
-    program = _program(config, {name: sets[0] for name, sets in groups.items()})
-    everybody = config.ranks
-    named = {"0" if len(sets) == 1 else name: sets for name, sets in groups.items()}
+    groups = {**groups_of(config.parallel), **_stage_groups(config)}
+    everybody, size = config.ranks, config.parallel.in_stage
+    called = group_names({name: sets[0] for name, sets in groups.items()}, everybody)
+    named = {called[name]: sets for name, sets in groups.items()}
     return Workload(
-        programs=(program,),
+        programs=_programs(config, groups),
         world_size=everybody,
         name=config.title,
         meta={KIND: config.to_dict()},
-        owners=(0,) * everybody if everybody > 1 else (),
+        owners=tuple(rank - rank % size for rank in range(everybody)) if everybody > 1 else (),
         groups=named if everybody > 1 else {},
         description=_described(config),
+        warnings=tuple(_assumed(config)),
     )
 
 
+def _assumed(config: Transformer) -> Iterator[str]:
+    """What a config leaves open and the program settles."""
+    if config.experts.count:
+        load = config.experts.imbalance
+        shared = "all get as many tokens" if load == 1 else f"the busiest rank gets {load:g} times the mean of tokens"
+        if config.experts.capacity:
+            yield f"experts: every one gets {config.experts.capacity:g} times the mean of tokens (experts.capacity)"
+            return
+        yield f"experts: {shared} (experts.imbalance), and all experts of a rank as many"
+
+
+def _programs(config: Transformer, groups: dict[str, _Sets]) -> tuple[Program, ...]:
+    """The programs of all stages; those that differ in their order and their neighbours alone share the sample."""
+    result: list[Program] = []
+    known: dict[tuple[object, ...], int] = {}
+    text = f"{config.title}: built from a config, never run; its kernels and times need models of a device and a host"
+    for stage in range(config.parallel.pipeline):
+        rank, sampling = stage * config.parallel.in_stage, Sampling(config, stage)
+        mine = {name: own for name, sets in groups.items() for own in sets if rank in own}
+        first = known.setdefault(sampling.kinds, stage) if sampling.sampled else stage
+        if first == stage:
+            result.append(replace(StageProgram(sampling, rank, mine).program(), warnings=(text,)))
+        else:
+            result.append(_moved(result[first], first, sampling, mine))
+    return tuple(result)
+
+
+def _moved(sample: Program, first: int, sampling: Sampling, groups: dict[str, tuple[int, ...]]) -> Program:
+    """The program of one stage as that of another of its kind: its neighbours and the order of its micro-batches."""
+    parallel, stage = sampling.config.parallel, sampling.stage
+    shift = (stage - first) * parallel.in_stage
+    names = {
+        between((first + by) % parallel.pipeline, parallel, way): between((stage + by) % parallel.pipeline, parallel, way)
+        for way, back in ((FORWARD, -1), (BACKWARD, 1))
+        for by in (0, back)
+    }
+    collectives = []
+    for each in sample.collectives:
+        group = names.get(each.group, each.group)
+        ranks = groups[group] if group in groups else tuple(rank + shift for rank in each.ranks)
+        collectives.append(replace(each, group=group, ranks=ranks))
+    assert sample.repetition is not None
+    repetition = sample.repetition.reordered(list(sampling.order()))
+    return replace(sample.of_rank(sample.rank + shift), collectives=tuple(collectives), repetition=repetition)
+
+
+def _stage_groups(config: Transformer) -> dict[str, _Sets]:
+    """Who hands activations and their gradients to whom, and who shares an embedding: every rank with those of other stages."""
+    parallel, size = config.parallel, config.parallel.in_stage
+    count = parallel.pipeline
+    if count == 1:
+        return {}
+    result: dict[str, _Sets] = {}
+    for stage in range(count):
+        for way in (FORWARD, BACKWARD):
+            other = stage + (1 if way == FORWARD else -1)
+            if parallel.chunks > 1 or other in range(count):
+                pairs = ((stage * size + rank, other % count * size + rank) for rank in range(size))
+                result[between(stage, parallel, way)] = tuple((min(pair), max(pair)) for pair in pairs)
+    if config.tied_head and config.head == "language_model":
+        result[EMBEDDING] = tuple((rank, (count - 1) * size + rank) for rank in range(size))
+    return result
+
+
 def _described(config: Transformer) -> Description:
-    ways = asdict(config.parallel)
+    ways = {kind: getattr(config.parallel, kind) for kind in DEGREES}
+    parameters, active = _parameter_counts(config)
     return Description(
         batch=config.batch,
         sequence=config.sequence,
         precision=config.precision,
         parallelism={kind: count for kind, count in ways.items() if count > 1},
-        parameters=_parameter_count(config),
+        parameters=parameters,
+        active_parameters=active,
     )
 
 
-def _parameter_count(config: Transformer) -> int:
-    """Of the whole model, however ranks share it."""
+def _parameter_counts(config: Transformer) -> tuple[int, int]:
+    """Of the whole model, however ranks share it: all, and those that a token meets."""
     tape = Tape(Emitter(source=config.title))
-    Weights(tape, replace(config, parallel=Parallelism()), Unsharded())
-    return sum(each.numel for each in tape.parameters)
-
-
-def groups_of(parallel: Parallelism) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Who meets whom: ranks of one tensor-parallel group are neighbours, then those that shard, then whole copies."""
-    ranks, tensor, fsdp = parallel.ranks, parallel.tensor, parallel.fsdp
-    inner = tensor * fsdp
-    result = {
-        TENSOR: tuple(tuple(range(first, first + tensor)) for first in range(0, ranks, tensor)),
-        FSDP: tuple(
-            tuple(range(first + offset, first + inner, tensor)) for first in range(0, ranks, inner) for offset in range(tensor)
-        ),
-        DATA: tuple(tuple(range(offset, ranks, inner)) for offset in range(inner)),
-    }
-    sizes = {TENSOR: tensor, FSDP: fsdp, DATA: parallel.data}
-    return {name: sets for name, sets in result.items() if sizes[name] > 1}
-
-
-def _program(config: Transformer, groups: dict[str, tuple[int, ...]]) -> Program:
-    emit = Emitter(world_size=config.ranks, source=config.title, groups=groups, tf32=config.precision == "tf32")
-    _write(config, emit, Tape(emit, "bfloat16" if config.autocast else ""))
-    result = f"{config.title}: built from a config, never run; its kernels and times need models of a device and a host"
-    return replace(emit.program(), warnings=(result,))
-
-
-def _write(config: Transformer, emit: Emitter, tape: Tape) -> None:
-    """Writes the step: the parts of the batch, forward and backward, then the optimiser's."""
-    sharded = FullySharded(tape, config) if config.parallel.fsdp > 1 else None
-    model = Model(tape, config, sharded or Unsharded())
-    optimizer = Optimizer(emit, config.optimizer, sharded.shards if sharded else tape.parameters)
-    copies = config.parallel.data > 1 and sharded is None  # DistributedDataParallel
-    optimizer.zero_grad()
-    for part in range(config.gradient_accumulation):
-        with emit.write("DistributedDataParallel.forward") if copies else nullcontext():
-            if copies and part == 0 and model.buffers:
-                _give_buffers(emit, model.buffers)
-            loss = model.loss()
-        # Parts but the last run under no_sync: their gradients stay where they are.
-        if copies and part == config.gradient_accumulation - 1:
-            Reducer(tape, tape.parameters, DATA)
-        tape.backward(loss)
-    optimizer.step(sharded.gradients if sharded else [tape.gradients[each.id or 0] for each in tape.parameters])
-
-
-def _give_buffers(emit: Emitter, buffers: tuple[Tensor, ...]) -> None:
-    """DistributedDataParallel gives all ranks the buffers of the first before a forward pass."""
-    rows = tuple(emit.view(each, (each.numel,)) for each in buffers)
-    flat = emit.tensor((sum(each.numel for each in rows),), rows[0].dtype)
-    with emit.op("flatten_dense_tensors", (buffers,), (flat,)):
-        emit.op("cat", (rows, 0), (flat,))
-    emit.wait(emit.broadcast(flat, DATA), DATA)
-    copies = [emit.view(flat, each.shape, offset=number * each.numel) for number, each in enumerate(buffers)]
-    emit.op("unflatten_dense_tensors", (flat, buffers), (tuple(copies),))
-    for buffer, copy in zip(buffers, copies, strict=True):
-        emit.op("copy_", (buffer, copy, True), (buffer,))
+    weights = Weights(tape, replace(config, parallel=Parallelism()), Unsharded())
+    total = sum(each.numel for each in weights.all)
+    experts = config.experts
+    unseen = sum(each.numel // experts.count * (experts.count - experts.top_k) for each in weights.of_experts)
+    return total, total - unseen

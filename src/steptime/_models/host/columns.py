@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from steptime._models.host.model import STEP, HostCost, HostModel, Speed
 from steptime._ops.catalogue import SPARSE_UPDATES, HostClass, op_kind
-from steptime._ops.table import op_table
+from steptime._ops.table import Arguments, op_table
 from steptime._program.collectives import collective_kind
 from steptime._program.program import KindColumn, Phase, Program, SmallColumn
 from steptime.errors import InputError
@@ -52,6 +52,16 @@ WORTH_SAYING = 0.03
 LEAST_INSIDE = 0.25
 
 
+# Python around ops, measured on a CPU with PyTorch 2.13 (benchmarks/python_dispatch.py). In calls of `add_`: DTensor's dispatch
+# of an op, and of each tensor in a list. In forward passes of a linear layer: FSDP2's hooks around a module, and what makes
+# DTensors and plain tensors of each other. What redistributing them takes besides was not measured.
+_SHARDED_OP, _SHARDED_TENSOR = 7.0, 0.78
+_HOOKS = {
+    "FSDP::pre_forward": 13.3, "FSDP::pre_backward": 13.3, "_FromTorchTensor": 3.6, "_ToTorchTensor": 1.2,
+    "_FromTorchTensorBackward": 3.9, "_ToTorchTensorBackward": 3.9,
+}  # fmt: skip
+
+
 class Piece(IntEnum):
     """What a piece of host time is."""
 
@@ -61,7 +71,7 @@ class Piece(IntEnum):
     RECORD = 3  # recording the graph of such an op
     FUNCTION = 4  # calling a function written in Python in the forward pass
     NODE = 5  # the engine's part of a node of the backward pass
-    BACKWARD_CALL = 6  # once per step, before its first node
+    BACKWARD_CALL = 6  # once per pass, before its first node
     OPTIMIZER_STEP = 7
     ZERO_GRAD = 8
     DDP_FORWARD = 9
@@ -164,7 +174,31 @@ class _HostWalk:
         self.unknown: Counter[str] = Counter()
         self.unknown_ns = 0.0  # what of the CPU's work is that of ops never measured
         self.called: set[tuple[int, int, str]] = set()
-        self.backward: set[int] = set()  # steps whose backward pass has begun
+        self.in_python = self._in_python()
+        self.in_backward: int | None = None  # the step, where the outermost op before is a node of its backward pass
+
+    def _in_python(self) -> dict[int, float]:
+        """By row, CPU time of Python that dispatches an op on sharded tensors, or of FSDP's hooks at their label."""
+        model = self.model
+        result: dict[int, float] = {}
+        call_ns = model.op("aten::add_")[0].cpu_ns
+        for row, inside in self.table.same_inside.items():
+            if _shares_memory(self.table.arguments[row], self.table.arguments[inside[0]]):
+                result[row] = call_ns * (_SHARDED_OP + _SHARDED_TENSOR * self.table.arguments[row].longest_list)
+        hooks = [
+            (row, _HOOKS[name.partition(" ")[0]]) for row, name in enumerate(self.names) if name.partition(" ")[0] in _HOOKS
+        ]
+        if hooks:
+            parts = model.mechanism("between", "forward"), model.mechanism("record", "graph"), model.op("aten::addmm")[0]
+            linear_ns = sum(part.cpu_ns for part in parts)
+            result.update((row, count * linear_ns) for row, count in hooks)
+        return result
+
+    def _python_around(self, row: int) -> None:
+        """Adds what Python spends on dispatching an op or in a hook, before all inside it; once."""
+        cpu_ns = self.in_python.pop(row, 0.0)
+        if cpu_ns:
+            self.add(Piece.FUNCTION, row, HostCost(cpu_ns))
 
     def add(self, piece: Piece, row: int, cost: HostCost, launches: float = 0.0, division: LaunchDivision = _OPS) -> None:
         self.spent.append(_Spent(piece, row, cost, launches, division))
@@ -205,10 +239,13 @@ class _HostWalk:
     def visit(self, row: int) -> None:
         """One op in its phase, with all inside it."""
         name = self.names[row]
+        self._python_around(row)
+        if name.startswith(_ENGINE):
+            self._node(row)
+            return
+        self.in_backward = None
         if name.startswith("Optimizer."):
             self._optimizer(row)
-        elif name.startswith(_ENGINE):
-            self._node(row)
         elif name.startswith(_DDP_FORWARD):
             self.add(Piece.DDP_FORWARD, row, self.model.mechanism("ddp_forward_fixed", "ddp"))
             self._inside(row)
@@ -238,6 +275,8 @@ class _HostWalk:
             if cost is None:
                 self._own_loop(row)
                 return
+            sharded_ns = sum(self.in_python.pop(child, 0.0) for child in range(row, self.table.last[row] + 1))
+            cost = replace(cost, cpu_ns=cost.cpu_ns + sharded_ns)
             self.add(Piece.OPTIMIZER_STEP, row, cost, self._all_launches(row))
             if unknown:
                 self.unknown[unknown] += 1
@@ -256,18 +295,19 @@ class _HostWalk:
             self.visit(child)
 
     def _node(self, row: int) -> None:
-        """A node of the backward pass; before the first of a step, the call of the pass."""
+        """A node of a backward pass; before the first of each, its call."""
         step = self.table.steps[row]
-        if step not in self.backward:
-            self.backward.add(step)
+        if self.in_backward != step:
             self.add(Piece.BACKWARD_CALL, row, self.model.mechanism("backward_call", "all"))
         self.add(Piece.NODE, row, self.model.mechanism("engine", "node"))
         for child in self.children[row]:
             self._visit_node(child)
+        self.in_backward = step
 
     def _visit_node(self, row: int) -> None:
         """What a node of the backward pass does: its function, then hooks and sums of gradients."""
         name = self.names[row]
+        self._python_around(row)
         if name == _DDP_GRADIENT:
             self.add(Piece.DDP_GRADIENT, row, self.model.mechanism("ddp_backward", "ddp"), self._all_launches(row))
         elif collective_kind(name) == "all_reduce":
@@ -289,7 +329,9 @@ class _HostWalk:
 
     def _inside(self, row: int) -> None:
         for child in self.children[row]:
-            if self.phases[child] == Phase.BACKWARD:
+            if self.names[child].startswith(_ENGINE):  # a label around a call of backward
+                self._node(child)
+            elif self.phases[child] == Phase.BACKWARD:
                 self._op(child)
             else:
                 self.visit(child)
@@ -300,6 +342,7 @@ class _HostWalk:
 
     def _op(self, row: int, *, outermost: bool = False) -> None:
         name = self.names[row]
+        self._python_around(row)
         if self.table.kinds[row].host_class is HostClass.COLLECTIVE:
             self._collective(row)
             return
@@ -369,8 +412,20 @@ class _HostWalk:
 
     def _parameters(self) -> int:
         """Parameters that one optimiser clears: gradients that the backward pass takes over, the same number for each."""
+        if self.program.repetition is not None:  # a sample has not all of them, but its optimiser steps over all
+            steps = (row for row, name in enumerate(self.names) if name.startswith("Optimizer.step"))
+            inside = (self.table.arguments[child].longest_list for row in steps for child in self.children[row])
+            return max(inside, default=0)
         clears = sum(name.startswith("Optimizer.zero_grad") for name in self.names)
         return self.names.count(_ACCUMULATE) // max(1, clears)
+
+
+def _shares_memory(outer: Arguments, inner: Arguments) -> bool:
+    """Whether an op is on tensors that wrap those of the same op inside it: others with the same memory."""
+    first, second = (next((tensor for tensor in each.inputs if tensor.shape), None) for each in (outer, inner))
+    if first is None or second is None or first.storage is None:
+        return False
+    return first.storage == second.storage and first.id != second.id and first.dtype == second.dtype
 
 
 def _is_python(name: str) -> bool:

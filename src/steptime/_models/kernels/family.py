@@ -25,6 +25,7 @@ _ODD_ARGUMENTS = (IndexError, TypeError, ValueError, ZeroDivisionError, KeyError
 class Family:
     """Ops that are modelled alike: those of its sweep and their kin.
 
+    A family without a sweep has ops that PyTorch alone cannot run: its kernels are taken for those of others.
     `weight` is its share of a measuring run beside the other families'; `warm` is how many of the sweep's calls are run with
     their input just written as well as cold.
     """
@@ -50,7 +51,8 @@ class Family:
         kin = [f"{ATEN}{name}" for name in self.kin.split()]
         overloads = (overload.op for name in kin for overload in overloads_of(name.partition(".")[0]))
         declared = (op for op in overloads if op in kin or op.partition(".")[0] in kin)
-        return (*(op for op in self.sweep.ops if op not in self.borrows), *dict.fromkeys(declared))
+        own = (line.partition(" ")[0] for line in self.declares.splitlines() if "::" in line)
+        return (*(op for op in self.sweep.ops if op not in self.borrows), *dict.fromkeys(declared), *own)
 
     def launches(self, call: GpuCall) -> list[Launch]:
         """What a call launches, by the rule for its op. Raises InputError where there is none."""
@@ -69,6 +71,12 @@ def families() -> dict[str, Family]:
     if declared := "\n".join(family.declares for family in members if family.declares):
         declare(declared)
     return {family.name: family for family in members}
+
+
+@cache
+def swept_families() -> dict[str, Family]:
+    """Those whose calls a GPU can be asked about."""
+    return {name: family for name, family in families().items() if family.sweep.ops}
 
 
 @cache

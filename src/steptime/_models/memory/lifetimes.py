@@ -11,13 +11,14 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from steptime._hardware.device import DeviceLimits
 from steptime._models.memory.scratch import scratch
 from steptime._models.memory.tensors import Extent, extents, without_wrappers
+from steptime._ops.catalogue import ADDS_TO_KEPT
 from steptime._ops.table import OpTable, op_table
 from steptime._program.program import Phase, Program
 
@@ -118,11 +119,27 @@ def storages(program: Program, device: DeviceLimits) -> tuple[Storage, ...]:
                 life.fractions |= fractions
                 life.collective |= collective
                 life.reduced |= reduces
+    if program.repetition is not None:
+        lives = _with_twins(lives, program.repetition.twins)
     for life in lives.values():
         _outlast(life, table)
     _keep_in_formulas(lives.values(), table)
     beside = (Storage(nbytes, row, dies, MemoryKind.TEMPORARIES) for row, dies, nbytes in scratch(table, device) if nbytes)
     return (*(life.storage(len(phases)) for life in lives.values()), *beside)
+
+
+def _with_twins(lives: dict[tuple[int, int], _Life], twins: Mapping[int, int]) -> dict[tuple[int, int], _Life]:
+    """Of a sample: what it leaves out is treated as its twin, and is not there before the step where the twin is made in it."""
+    made = {name for name, born in lives if born != BEFORE}
+    result = {}
+    for (name, born), life in lives.items():
+        twin = twins.get(name) if born == BEFORE else None
+        if twin is not None and twin in made:
+            continue
+        if twin is not None and (twin, BEFORE) in lives:
+            life.phases |= lives[twin, BEFORE].phases
+        result[name, born] = life
+    return result
 
 
 def _outlast(life: _Life, table: OpTable) -> None:
@@ -176,7 +193,10 @@ def _births(table: OpTable, inputs: Sequence[Sequence[Extent]], outputs: Sequenc
         below = inside.pop(row, None)
         # Parts of a sparse tensor have storages of their own, which a trace does not name.
         if outputs[row] and not table.kinds[row].sparse_part:
-            new = {each[0] for each in outputs[row]}.difference((each[0] for each in inputs[row]), below or ())
+            given = {each[0] for each in inputs[row]}
+            for name in given.intersection(below or ()) if table.names[row] == ADDS_TO_KEPT else ():
+                result[name] = [at for at in result[name] if at > table.last[row]]
+            new = {each[0] for each in outputs[row]}.difference(given, below or ())
             for name in new:
                 result[name].append(row)
             below = new if below is None else below | new

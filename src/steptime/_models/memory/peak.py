@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from steptime._hardware.device import DeviceLimits, reference_device
 from steptime._models.memory.allocator import Block, CachingAllocator
 from steptime._models.memory.lifetimes import BEFORE, MemoryKind, Storage, storages
+from steptime._models.memory.repeated import most_of
 from steptime._ops.catalogue import Workspace
 from steptime._ops.table import op_table
 from steptime._program.program import Phase, Program
+from steptime._program.repetition import Repetition
 
 _MIB = 1 << 20
 # What a process holds of a device beside what PyTorch's allocator reserves: its context, loaded kernels, NCCL's buffers.
@@ -75,21 +77,40 @@ def peak_memory(
     still hold the former ones: `allocated` counts both. `device` is the one it runs on, the reference device if none.
     """
     question = (tuple(outside_bytes), tuple(parameters), tuple(optimizer_state), batches, device or reference_device())
-    known: tuple[tuple[object, ...], PeakMemory] | None = program.derived.get(PeakMemory)
+    known: tuple[tuple[object, ...], PeakMemory, tuple[Storage, ...]] | None = program.derived.get(PeakMemory)
     if known is None or known[0] != question:
-        known = program.derived[PeakMemory] = (question, _peak(program, *question))
-    return known[1]
+        every = storages(program, question[-1])
+        known = program.derived[PeakMemory] = (question, _peak(program, every, *question[:-1]), every)
+    _, result, every = known
+    return result if program.repetition is None else _repeated(result, every, program.repetition, len(program.ops))
+
+
+def _repeated(sample: PeakMemory, every: Sequence[Storage], repetition: Repetition, ops: int) -> PeakMemory:
+    """The peak of a step from that of a sample of it, which has all that stays, and as much that the allocator cannot use."""
+    passing = [storage for storage in every if not storage.stays]
+    in_sample = most_of(passing, replace(repetition, order=tuple(range(len(repetition.starts)))), ops)
+    in_step = most_of(passing, repetition, ops)
+    parts = {kind: nbytes + in_step[kind] - in_sample[kind] for kind, nbytes in sample.parts.items()}
+    more = sum(in_step.values()) - sum(in_sample.values())
+    unused, first = sample.steady_reserved - sample.steady_allocated, sample.allocated - sample.steady_allocated
+    steady = sample.steady_allocated + more
+    return PeakMemory(
+        allocated=steady + first,
+        steady_allocated=steady,
+        reserved=steady + first + unused,
+        steady_reserved=steady + unused,
+        parts={kind: max(0, nbytes) for kind, nbytes in parts.items()},
+    )
 
 
 def _peak(
     program: Program,
+    every: Sequence[Storage],
     outside_bytes: Sequence[int],
     parameters: Sequence[int],
     optimizer_state: Sequence[int],
     batches: int,
-    device: DeviceLimits,
 ) -> PeakMemory:
-    every = storages(program, device)
     passing = [storage for storage in every if not storage.stays]
     state, buckets = ([storage for storage in every if storage.stays and storage.kind is kind] for kind in _SETTLING)
     unnamed = (

@@ -72,10 +72,10 @@ def without_wrappers(table: OpTable, inputs: Extents, outputs: Extents) -> tuple
     around one of its own name takes, the op inside says how large it is; what it makes besides is a wrapper. So are tensors
     that only PyTorch's own functions of distributed tensors name.
     """
+    inputs, outputs = _without(table, _wrappers(table), list(inputs), list(outputs))
     unwrapped: Extents = [
         () if name in _OF_DISTRIBUTED_TENSORS else entries for name, entries in zip(table.names, inputs, strict=True)
     ]
-    outputs = list(outputs)
     wrapped: set[tuple[int, int]] = set()
     for parent, rows in table.same_inside.items():
         for row in rows:
@@ -85,6 +85,37 @@ def without_wrappers(table: OpTable, inputs: Extents, outputs: Extents) -> tuple
             wrapped |= {(each[0], parent) for each in outputs[parent] if each[0] not in of_row}
     _gathered(table, unwrapped, outputs)
     return unwrapped, outputs, wrapped
+
+
+def _wrappers(table: OpTable) -> set[int | None]:
+    """Ids of distributed tensors that were recorded with the storage of this rank's part, but with the shape of the whole.
+
+    The op on the part is inside one of its own name on the whole, in the same storage under another id.
+    """
+    found: set[int | None] = set()
+    if _OF_DISTRIBUTED_TENSORS.isdisjoint(table.names):
+        return found
+    for parent, rows in table.same_inside.items():
+        parts = {(part.storage, len(part.shape)) for row in rows for part in _mentioned(table, row)}
+        ids = {part.id for row in rows for part in _mentioned(table, row)}
+        for whole in _mentioned(table, parent):
+            if (whole.storage, len(whole.shape)) in parts and whole.id not in ids:
+                found.add(whole.id)
+    return found
+
+
+def _mentioned(table: OpTable, row: int) -> Sequence[Tensor]:
+    return (*table.arguments[row].inputs, *table.arguments[row].outputs)
+
+
+def _without(table: OpTable, ids: set[int | None], inputs: Extents, outputs: Extents) -> tuple[Extents, Extents]:
+    """What ops take and make, less tensors of these ids."""
+    for row in range(len(table)) if ids else ():
+        arguments = table.arguments[row]
+        for entries, tensors in ((inputs, arguments.inputs), (outputs, arguments.outputs)):
+            if any(tensor.id in ids for tensor in tensors):
+                entries[row] = _extents([tensor for tensor in tensors if tensor.id not in ids])
+    return inputs, outputs
 
 
 def _gathered(table: OpTable, inputs: Extents, outputs: Extents) -> None:

@@ -146,7 +146,7 @@ class PowerModel:
         multiplies = family in _MULTIPLYING
         if precision == "float32" and family in _AS_TF32:
             precision = "tf32"
-        precision = "float8" if precision.startswith("float8") else precision
+        precision = "float8" if precision.startswith(("float8", "float4")) else precision
         each_j = self.flop_j.get(precision, self.flop_j["float32"]) if multiplies and family != "attention" else 0.0
         core_j = flop * each_j + self._of(self.active_w, family) / share * time_ns * 1e-9
         memory_j = memory_bytes * self.memory_byte_j

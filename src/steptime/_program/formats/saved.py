@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, astuple, dataclass, fields, replace
+from dataclasses import MISSING, asdict, astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -41,6 +41,7 @@ from steptime._program.program import (
     WorkKind,
     Works,
 )
+from steptime._program.repetition import Repetition
 from steptime._program.workload import Description, Workload
 from steptime.errors import InputError
 
@@ -180,24 +181,35 @@ def _forms(kind: type[Any], special: Mapping[str, _Form]) -> Mapping[str, _Form]
     return {name: special.get(name) or _Form(hints[name], _same, _same) for name in names}
 
 
+def _repetition(plain: Mapping[str, Any]) -> Repetition:
+    columns = {name: tuple(plain[name]) for name in ("starts", "kinds", "order", "names")}
+    return Repetition(**columns, twins={int(name): int(twin) for name, twin in plain["twins"]})
+
+
 _PROGRAM = _forms(
     Program,
     {
         "threads": _rows(Thread), "streams": _rows(Stream), "collectives": _rows(Collective), "ops": _table(Ops),
         "calls": _table(Calls), "works": _table(Works), "signatures": _SIGNATURES, "meta": _META, "orders": _rows(StreamOrder),
+        "repetition": _Form(
+            dict[str, Any] | None,
+            lambda each: None if each is None else {**asdict(each), "twins": [*each.twins.items()]},
+            lambda plain: None if plain is None else _repetition(plain),
+        ),
     },
 )  # fmt: skip
 # What few programs have: left out of their files.
-_RARE = "orders"
+_RARE: Mapping[str, Any] = {"orders": [], "repetition": None}
 _SavedProgram: Any = msgspec.defstruct(
     "_SavedProgram",
-    [(name, form.type) for name, form in _PROGRAM.items() if name != _RARE] + [(_RARE, _PROGRAM[_RARE].type, [])],
+    [(name, form.type) for name, form in _PROGRAM.items() if name not in _RARE]
+    + [(name, _PROGRAM[name].type, default) for name, default in _RARE.items()],
     forbid_unknown_fields=True,
 )
 
 
 def _plain_program(program: Program) -> dict[str, Any]:
-    there = {name: form for name, form in _PROGRAM.items() if name != _RARE or program.orders}
+    there = {name: form for name, form in _PROGRAM.items() if name not in _RARE or getattr(program, name)}
     return {name: form.plain(getattr(program, name)) for name, form in there.items()}
 
 

@@ -14,12 +14,15 @@ import numpy.typing as npt
 
 from steptime._program.queues import QUEUE_DEPTH
 from steptime._sim.core.schedule import find_schedule
+from steptime._sim.core.sections import Sectioned, SectionLayout
 from steptime._sim.core.simulate import Departures, Playback
 from steptime._sim.core.timing import Cohort, Nanoseconds, Timeline
 from steptime._units import LONG_AGO
 
 # Longest cycle of increments looked for, in windows.
 LONGEST_CYCLE = 8
+# Long steps that are laid out from samples: the last of so many windows is as the next one to a thousandth.
+_SECTION_WINDOWS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +44,10 @@ def steady(
     departures: Departures | None = None,
 ) -> Steady:
     """Repeat the window, all ranks starting together with empty queues, until it repeats itself."""
+    layouts = [SectionLayout.of(cohort) for cohort in cohorts] if departures is None else [None]
+    known = [layout for layout in layouts if layout is not None]
+    if len(known) == len(layouts):
+        return _steady_sections(Sectioned(cohorts, known), iterations_at_most, queue_depth)
     idle = [_idle(cohort) for cohort in cohorts]
     playback = Playback(idle, find_schedule(idle, queue_depth=queue_depth, repeated=True), departures)
     history = [_History(playback, number) for number in range(len(idle))]
@@ -56,6 +63,20 @@ def steady(
         cycle = _cycle(fronts)
     period = _period(fronts, cycle) / max(1, *(len(cohort.program.steps) for cohort in cohorts))
     return Steady(period, first, _last_window(playback, history, queue_depth), len(fronts), bool(cycle.all()))
+
+
+def _steady_sections(step: Sectioned, iterations_at_most: int, queue_depth: int | None) -> Steady:
+    """The same for steps that are laid out from samples."""
+    step.play()
+    fronts = [step.lanes]
+    cycle = np.zeros(step.scenarios, dtype=np.int64)
+    while not cycle.all() and len(fronts) < min(max(iterations_at_most, 1), _SECTION_WINDOWS):
+        step.play()
+        fronts.append(step.lanes)
+        cycle = _cycle(fronts)
+    first = np.asarray(fronts[0].max(axis=0), dtype=np.int64)
+    period = _period(fronts, cycle)
+    return Steady(period, first, step.timeline(period, queue_depth), len(fronts), bool(cycle.all()))
 
 
 def _idle(cohort: Cohort) -> Cohort:

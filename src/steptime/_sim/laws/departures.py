@@ -1,4 +1,4 @@
-"""Ranks leave an exchange one by one, on fabrics on which that was measured: a `simulate.Departures`."""
+"""Ranks leave an exchange, or a message, one by one, on fabrics on which that was measured: a `simulate.Departures`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from steptime._sim.core.timing import Nanoseconds
 Floats = npt.NDArray[np.float64]
 
 EXCHANGE = "all_to_all"
+MESSAGE = ["recv", "send"]
+"""What the two ranks of a message call."""
+
 # Sizes of even exchanges that the fabric's model is asked about once, from bytes to gigabytes; lines between them.
 _SIZES = np.concatenate([[0.0], np.geomspace(256.0, 1.1e11, 480)])
 
@@ -88,8 +91,15 @@ def _split(splits: Sequence[int], total: int, ranks: int) -> Floats:
 
 
 def _sent_at(members: tuple[int, ...], calls: Mapping[int, Collective]) -> Floats | None:
-    """In the order of the calls; None where it is no exchange, or not all of its ranks are there."""
-    if sorted(members) != sorted(calls) or any(call.kind != EXCHANGE for call in calls.values()):
+    """In the order of the calls; None where it is neither exchange nor message, or not all of its ranks are there."""
+    if sorted(members) != sorted(calls):
+        return None
+    kinds = [call.kind for call in calls.values()]
+    if sorted(kinds) == MESSAGE:
+        sent = np.zeros((2, 2))
+        sent[kinds.index("send"), kinds.index("recv")] = max(call.bytes_in for call in calls.values())
+        return sent
+    if any(kind != EXCHANGE for kind in kinds):
         return None
     order = [members.index(rank) for rank in calls]
     return sent_bytes([calls[member] for member in members])[np.ix_(order, order)]

@@ -10,6 +10,12 @@ measured. A collective holds SMs from its own start, waiting included, so a kern
 is there; moving is slower for the part of it that kernels run beside. A host that trains issues work or waits for room to do
 so, and keeps one of its rank's cores busy either way.
 
+`CollectivesBesideCollectives`: on sockets a thread of each rank moves the data of all its collectives, which share it evenly
+while they overlap. Nothing was measured of other fabrics, on which they are played as if each were alone.
+
+`KernelsBesideIdleParts`: stages of a pipeline on parts of one GPU wait for each other, and a kernel is faster while other parts
+idle: by as much as the kernel models say, which were fitted beside parts that do the same and beside idle ones.
+
 `KernelsBesideKernels`: kernels that a script launches on several streams take turns on the SMs.
 
 `LookupsBesideLookups`: lookups of ranks on shares of one GPU slow each other while they overlap.
@@ -27,6 +33,7 @@ import numpy.typing as npt
 from steptime._models.collectives.overlap import Overlap, is_persistent
 from steptime._models.lookups.contention import MemoryUse
 from steptime._program.program import WorkKind
+from steptime._sim.core.sections import SectionLayout
 from steptime._sim.core.simulate import Departures
 from steptime._sim.core.steady import Steady, steady
 from steptime._sim.core.timing import Cohort, CohortTimeline, Nanoseconds, Timeline
@@ -39,6 +46,10 @@ Flags = npt.NDArray[np.bool_]
 ROUNDS = 12
 # How far durations move towards what is wanted, after the first round. At 0.7 and above crowded timelines oscillate.
 LATER_STEP = 0.5
+# Of steps that are laid out from samples: times that a window is played before durations have settled.
+_WINDOWS = 3
+# Settled: what works of these want to change, or their step from round to round.
+_SECTIONS_SETTLED = 3e-3
 # Settled: what the works want to change, as a fraction of all their time.
 SETTLED = 1e-3
 
@@ -65,20 +76,51 @@ def steady_settled(
     """The steady state of cohorts whose durations are those of works alone; the slowdowns of several laws multiply."""
     steps = max(1, *(len(cohort.program.steps) for cohort in cohorts))
     alone = [cohort.timing.duration_ns for cohort in cohorts]
+    layouts = [SectionLayout.of(cohort) for cohort in cohorts] if departures is None else [None]
+    known = [layout for layout in layouts if layout is not None]
+    if len(known) == len(cohorts):
+        return _settled_sections(cohorts, laws, known)
     durations, rounds = alone, 0
     while True:
-        slowed = [
-            replace(cohort, timing=replace(cohort.timing, duration_ns=duration))
-            for cohort, duration in zip(cohorts, durations, strict=True)
-        ]
-        played = steady(slowed, departures=departures)
+        played = steady(_with_durations(cohorts, durations), departures=departures)
         rounds += 1
         wanted = _wanted(alone, laws, played.timeline, np.rint(played.period_ns * steps).astype(np.int64))
         change = _change(durations, wanted)
         if change <= SETTLED or rounds >= ROUNDS:
             return played, Settling(rounds, change, change <= SETTLED)
-        step = 1.0 if rounds == 1 else LATER_STEP
-        durations = [was + np.rint(step * (want - was)).astype(np.int64) for was, want in zip(durations, wanted, strict=True)]
+        durations = _moved(durations, wanted, 1.0 if rounds == 1 else LATER_STEP)
+
+
+def _settled_sections(
+    cohorts: Sequence[Cohort], laws: Sequence[Law], layouts: Sequence[SectionLayout]
+) -> tuple[Steady, Settling]:
+    """The same for steps that are laid out from samples: equal sections take equal times, the mean of what rounds want.
+
+    Which of many micro-batches waits for which changes from round to round; what a step takes does not.
+    """
+    alone = [cohort.timing.duration_ns for cohort in cohorts]
+    durations, rounds, change, period = alone, 0, 1.0, 0.0
+    while change > _SECTIONS_SETTLED and rounds < ROUNDS:
+        played = steady(_with_durations(cohorts, durations), iterations_at_most=_WINDOWS)
+        rounds += 1
+        wanted = _wanted(alone, laws, played.timeline, np.rint(played.period_ns).astype(np.int64))
+        wanted = [layout.evened(want) for layout, want in zip(layouts, wanted, strict=True)]
+        now = float(played.period_ns[0])
+        change, period = min(_change(durations, wanted), abs(now / period - 1.0) if period else 1.0), now
+        if change > _SECTIONS_SETTLED:
+            durations = _moved(
+                durations, wanted, (1.0, LATER_STEP, LATER_STEP)[rounds - 1] if rounds < 4 else 1.0 / (rounds - 1)
+            )
+    return steady(_with_durations(cohorts, durations)), Settling(rounds, change, change <= _SECTIONS_SETTLED)
+
+
+def _with_durations(cohorts: Sequence[Cohort], durations: Sequence[Nanoseconds]) -> list[Cohort]:
+    pairs = zip(cohorts, durations, strict=True)
+    return [replace(cohort, timing=replace(cohort.timing, duration_ns=duration)) for cohort, duration in pairs]
+
+
+def _moved(durations: Sequence[Nanoseconds], wanted: Sequence[Nanoseconds], step: float) -> list[Nanoseconds]:
+    return [was + np.rint(step * (want - was)).astype(np.int64) for was, want in zip(durations, wanted, strict=True)]
 
 
 def _wanted(alone: Sequence[Nanoseconds], laws: Sequence[Law], timeline: Timeline, period_ns: Nanoseconds) -> list[Nanoseconds]:
@@ -157,6 +199,48 @@ class CollectivesBesideKernels:
         return speeds
 
 
+@dataclass(frozen=True, eq=False)
+class CollectivesBesideCollectives:
+    """A `Law`, for the collectives of every cohort: which of its works they are."""
+
+    collective: tuple[Flags, ...]
+
+    @classmethod
+    def of(cls, cohorts: Sequence[Cohort]) -> CollectivesBesideCollectives:
+        """Of these cohorts."""
+        return cls(tuple(cohort.program.works.kind == WorkKind.COLLECTIVE for cohort in cohorts))
+
+    @property
+    def holds(self) -> bool:
+        """Whether any rank has two that could overlap."""
+        return any(int(flags.sum()) > 1 for flags in self.collective)
+
+    def slowdowns(self, timeline: Timeline, period_ns: Nanoseconds) -> list[Factors]:
+        """As `Law` has it."""
+        results = []
+        for played, flags in zip(timeline.cohorts, self.collective, strict=True):
+            factors = np.ones(played.work_end_ns.shape)
+            for rank, scenario in np.ndindex(factors.shape[1:]):
+                moving, end = played.moving_ns[flags, rank, scenario], played.work_end_ns[flags, rank, scenario]
+                factors[flags, rank, scenario] = 1.0 / _even_shares(moving, end, int(period_ns[scenario]))
+            results.append(factors)
+        return results
+
+
+def _even_shares(begin: Nanoseconds, end: Nanoseconds, period_ns: int) -> Factors:
+    """Which part of what they share each of some stretches of time has in the mean, where all that overlap get as much."""
+    starts, ends = _repeated(begin, end, period_ns)
+    moments = np.unique(np.concatenate([starts, ends]))
+    if len(moments) < 2:
+        return np.ones(len(begin))
+    count = np.searchsorted(np.sort(starts), moments[:-1], side="right") - np.searchsorted(
+        np.sort(ends), moments[:-1], side="right"
+    )
+    got = np.concatenate([[0.0], np.cumsum(np.diff(moments) / np.maximum(count, 1))])  # of one that were there all the time
+    mine = np.interp(end, moments, got) - np.interp(begin, moments, got)
+    return np.where(end > begin, mine / np.maximum(end - begin, 1), 1.0)
+
+
 def _repeated(begin: Nanoseconds, end: Nanoseconds, period_ns: int) -> tuple[Nanoseconds, Nanoseconds]:
     """Spans with those of the windows before and after."""
     shifts = (-period_ns, 0, period_ns)
@@ -180,6 +264,32 @@ def _share(begin: Nanoseconds, end: Nanoseconds, spans: tuple[Nanoseconds, Nanos
 
     result: Factors = (until(end) - until(begin)) / np.maximum(end - begin, 1)
     return result
+
+
+@dataclass(frozen=True, eq=False)
+class KernelsBesideIdleParts:
+    """A `Law`, for what works of every cohort take beside idle parts, of what they take beside parts that do the same."""
+
+    ratio: tuple[Factors, ...]  # per work; 1 for what is no kernel
+
+    def slowdowns(self, timeline: Timeline, period_ns: Nanoseconds) -> list[Factors]:
+        """As `Law` has it."""
+        factors: list[Factors] = [np.ones(played.work_end_ns.shape) for played in timeline.cohorts]
+        kernels = [played.cohort.program.works.kind != WorkKind.COLLECTIVE for played in timeline.cohorts]
+        ranks = [(cohort, rank) for cohort, factor in enumerate(factors) for rank in range(factor.shape[1])]
+        for scenario, period in enumerate(period_ns.tolist()):
+            spans: dict[tuple[int, int], tuple[Nanoseconds, Nanoseconds]] = {}
+            for cohort, rank in ranks:
+                played, ours = timeline.cohorts[cohort], kernels[cohort]
+                begun, ended = played.work_start_ns[ours, rank, scenario], played.work_end_ns[ours, rank, scenario]
+                spans[cohort, rank] = begun, ended
+            for at, (begin, end) in spans.items():
+                others = [
+                    _share(begin, end, _repeated(span[0], span[1], period)) for other, span in spans.items() if other != at
+                ]
+                busy = np.mean(others, axis=0) if others else np.ones(len(begin))
+                factors[at[0]][kernels[at[0]], at[1], scenario] = busy + (1.0 - busy) * self.ratio[at[0]][kernels[at[0]]]
+        return factors
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,6 +27,7 @@ _ALIKE: Mapping[str, tuple[str, ...]] = {
     "gather": ("broadcast", "all_gather", "all_reduce"),
     "send": ("send_recv", "all_to_all", "all_reduce"),
     "recv": ("send_recv", "all_to_all", "all_reduce"),
+    "send_recv": ("send_recv", "all_to_all", "all_reduce"),
     "barrier": ("barrier", "all_reduce"),
     "unknown": ("all_reduce",),
 }
@@ -60,6 +61,7 @@ class _Asker:
             program.rank: {(each.group, each.sequence): each for each in program.collectives if each.kind == EXCHANGE}
             for program in workload.programs
         }
+        self._nodes: dict[str, dict[int, dict[tuple[int, ...], None]]] = {}  # by group and node: sets with ranks there
         self._known: dict[tuple[str, tuple[int, ...], Message], Estimate] = {}
         self._kinds: dict[str, tuple[str, bool]] = {}
         self.warnings: dict[str, None] = {}  # in order, each once
@@ -93,16 +95,38 @@ class _Asker:
                 whole = tuple(tuple(round(size) for size in row) for row in sent.tolist())
                 return Message(kind, ranks, max(map(sum, whole)), whole)
         nbytes = _BARRIER_BYTES if collective.kind == "barrier" else max(collective.bytes_in, collective.bytes_out)
+        if collective.kind in ("send", "recv") and kind == "send_recv" and self._one_thread:
+            # Measured as an exchange: the thread of a rank moved as many bytes out as in.
+            nbytes = -(nbytes // -2)
         return Message(kind, ranks, nbytes)
+
+    @property
+    def _one_thread(self) -> bool:
+        """Whether a thread of a rank moves all that it sends and receives, as on sockets."""
+        return self._fabric is not None and self._fabric.limits.buffered_bytes is not None
 
     def _answers(self, group: str, members: tuple[int, ...], messages: Sequence[Message]) -> dict[Message, Estimate]:
         assert self._fabric is not None, "ranks that meet have a fabric: `Platform` sees to it"
         new = [message for message in dict.fromkeys(messages) if (group, members, message) not in self._known]
         if new:
-            beside = [other for other in self._workload.groups.get(group, ()) if other != members and len(other) > 1]
+            beside = [other for other in self._near(group, members) if other != members and len(other) > 1]
             for message, answer in zip(new, self._fabric.estimates(new, members, beside), strict=True):
                 self._known[group, members, message] = answer
         return {message: self._known[group, members, message] for message in messages}
+
+    def _near(self, group: str, members: tuple[int, ...]) -> Sequence[tuple[int, ...]]:
+        """The sets of a group that could share links with one: on its nodes, or anywhere where a network lacks bandwidth."""
+        assert self._fabric is not None
+        limits, sets = self._fabric.limits, self._workload.groups.get(group, ())
+        if max(limits.oversubscription, *(tier.oversubscription for tier in limits.tiers)) > 1:
+            return sets
+        if group not in self._nodes:
+            self._nodes[group] = defaultdict(dict)
+            for each in sets:
+                for node in {rank // limits.gpus_per_node for rank in each}:
+                    self._nodes[group][node][each] = None
+        on_node = self._nodes[group]
+        return tuple({each: None for node in {rank // limits.gpus_per_node for rank in members} for each in on_node[node]})
 
     def _say_beyond(self, members: tuple[int, ...], answers: Mapping[Message, Estimate]) -> None:
         assert self._fabric is not None

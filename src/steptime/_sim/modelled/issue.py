@@ -25,7 +25,7 @@ from steptime._models.host.model import Speed
 from steptime._models.kernels.question import LaunchTime
 from steptime._models.lookups.contention import MemoryUse
 from steptime._models.power.model import KernelDraw
-from steptime._ops.waits import tensor_waits
+from steptime._ops.waits import DATA, tensor_waits
 from steptime._program.program import NEVER, CallKind, Calls, Program, Stream, StreamOrder, WorkKind, Works
 from steptime._sim.core.timing import Timing
 from steptime._units import LONG_AGO
@@ -46,6 +46,7 @@ _LAUNCHING = frozenset((
 # FSDP's frame around a gather with its copy in, "FSDP::all_gather" or "FSDP::all_gather (name)", and around its copy out.
 _GATHER = re.compile(r"FSDP::all_gather(?: .*)?")
 _COPY_OUT = "FSDP::all_gather_copy_out"
+_FSDP = "FSDP::"
 _AHEAD = "ahead"  # the stream of copies in
 _OWN = "own"  # streams that the script made
 _OTHER_KINDS = {
@@ -98,6 +99,7 @@ class Issued:
     draws: tuple[KernelDraw | None, ...] = ()  # per estimate but collectives
     warnings: tuple[str, ...] = ()
     own_streams: tuple[int, ...] = ()  # those that the script launches on, where there are several
+    sections: npt.NDArray[np.int64] | None = None  # per call of a sample: its section
     recorded: Timing | None = None  # of a run on such a device: how soon works start after launches and each other
 
     def timing(self, speed: Speed, device: DeviceLimits, factors: Floats | None = None) -> Timing:
@@ -175,10 +177,17 @@ class _Issuer:
         self._current = 0  # the script's stream, of those that the orders name
         self._given: dict[int, list[tuple[int, int]]] = defaultdict(list)  # per such stream: ops and their works, in order
         self._launches = self._by_piece(works)
-        # (op, collective): from this op on compute waits for the collective.
-        waits = ((wait.needed_by, wait.collective) for wait in tensor_waits(program) if wait.needed_by >= 0)
-        self._needs = deque(sorted(waits))
+        self._sends_on = _sends_on(program)
+        # (op, collective): from this op on compute waits for the collective, unless another one sends its result on.
+        sent = {earlier for every in self._sends_on.values() for earlier in every}
+        waits = [wait for wait in tensor_waits(program) if wait.needed_by >= 0]
+        self._needs = deque(
+            sorted((wait.needed_by, wait.collective) for wait in waits if wait.reason != DATA or wait.collective not in sent)
+        )
         self._step = -1
+        self._starts = () if program.repetition is None else program.repetition.starts
+        self._section = 0  # of a sample
+        self._sections: list[int] = []  # per call
         roles = [thread.role for thread in program.threads]
         self._main = roles.index("main") if "main" in roles else 0
         self._turns = {row for row, role in enumerate(roles) if role in ("main", "backward")}
@@ -242,6 +251,8 @@ class _Issuer:
         for index, (op, thread, step, before, between, after, launch_ns) in enumerate(columns):
             if step != self._step:
                 self._enter(step)
+            while self._section + 1 < len(self._starts) and self._starts[self._section + 1] <= op:
+                self._section += 1
             launches = self._launches.get(index, ())
             self._wait(thread, op)
             self._turn(thread)
@@ -331,6 +342,8 @@ class _Issuer:
             stream = self._stream(f"{self._program.collectives[launch.collective].group} {launch.ahead}")
             before = self._ahead_work if launch.ahead and self._ahead_work >= 0 else self._compute_work
             self._order(thread, launch.op, stream, before)
+            for earlier in self._sends_on.get(launch.collective, ()):
+                self._order(thread, launch.op, stream, self._work_of.get(earlier, -1))
         elif launch.ahead:
             stream = self._stream(_AHEAD)
             self._order(thread, launch.op, stream, self._copied_out if self._copied_out >= 0 else self._compute_work)
@@ -368,6 +381,7 @@ class _Issuer:
         self._gap.append(self._pending[thread])
         self._pending[thread] = 0.0
         self._launch_ns.append(launch_ns)
+        self._sections.append(self._section)
         self._last = len(self._calls) - 1
         return self._last
 
@@ -398,7 +412,26 @@ class _Issuer:
             draws=tuple(work.draw for work in device.works),
             warnings=(*self._host.warnings, *device.warnings),
             own_streams=(_COMPUTE, *own) if own else (),
+            sections=np.array(self._sections, dtype=np.int64) if self._starts else None,
         )
+
+
+def _sends_on(program: Program) -> dict[int, list[int]]:
+    """Collective -> those whose results it sends on before compute waits for them: copies of FSDP's shards are reduced so.
+
+    The stream of the one waits for that of the others, and compute for neither.
+    """
+    result: dict[int, list[int]] = {}
+    if len({each.group for each in program.collectives}) < 2 or not any(name.startswith(_FSDP) for name in program.names):
+        return result
+    recorded = {wait.collective: wait.needed_by for wait in tensor_waits(program)}
+    followed = tensor_waits(program, recorded=False)
+    launching = {wait.launched_by: wait.collective for wait in followed}
+    for wait in followed:
+        later = recorded[wait.collective] < 0 or recorded[wait.collective] >= wait.needed_by
+        if wait.reason == DATA and wait.needed_by in launching and later:
+            result.setdefault(launching[wait.needed_by], []).append(wait.collective)
+    return result
 
 
 def issue(program: Program, host: HostColumns, device: DeviceWork, wire: Sequence[Estimate]) -> Issued:

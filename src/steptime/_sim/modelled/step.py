@@ -21,6 +21,7 @@ from steptime._models.host.columns import host_columns
 from steptime._models.host.model import Speed
 from steptime._ops.table import arguments_of, is_sparse
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
+from steptime._platforms.device import Device
 from steptime._platforms.platform import Platform
 from steptime._program.one_step import OneStep, one_step
 from steptime._program.program import CUDA_GRAPH, Collective, Program, Tensor, Value
@@ -29,7 +30,9 @@ from steptime._sim.core.steady import Steady, steady
 from steptime._sim.core.timing import Cohort, Timing
 from steptime._sim.laws.departures import ExchangeDepartures
 from steptime._sim.laws.slowdowns import (
+    CollectivesBesideCollectives,
     CollectivesBesideKernels,
+    KernelsBesideIdleParts,
     KernelsBesideKernels,
     Law,
     LookupsBesideLookups,
@@ -41,6 +44,7 @@ from steptime._sim.modelled.device_work import device_work
 from steptime._sim.modelled.issue import Issued, issue
 from steptime._sim.modelled.power import ROUNDS, SETTLED, Cards
 from steptime._sim.modelled.stragglers import Stragglers
+from steptime._sim.modelled.unroll import unrolled
 from steptime._sim.prediction import PredictedStep
 from steptime.errors import InputError
 
@@ -62,6 +66,7 @@ class ModelledStep:
     host_error: float | None = None  # of the logarithm of its host times, where a recording has them; None: the machine's
     single_ns: float = 0.0  # what the only step of a recording took beyond its steady state
     host_code_ms: float | None = None  # of a recording: its host outside ops
+    beside_idle: tuple[Floats, ...] = ()  # of stages on parts of one GPU: what kernels take beside idle parts, per estimate
 
     def cohorts(self, calibration: Calibration = UNCALIBRATED, clocks: Floats | None = None) -> list[Cohort]:
         """With all durations as the models say, one scenario; `clocks` of the cards, one per program."""
@@ -135,22 +140,28 @@ class ModelledStep:
 
     @property
     def _undisturbed(self) -> bool:
-        """Whether all ranks run one program and none before another: they leave collectives together and share no memory."""
+        """Whether ranks that run one program never differ: they leave collectives together and share no memory."""
         together = ExchangeDepartures.of(self.platform.fabric) is None and self.platform.device.limits.share == 1
-        return together and len(self.programs) == 1 and not any(self.programs[0].memory)
+        one = len(self.programs) == 1 or all(program.program.repetition is not None for program in self.programs)
+        return together and one and not any(any(program.memory) for program in self.programs)
 
     def everybody(self, predicted: PredictedStep) -> PredictedStep:
         """A prediction with every rank that one was played for, up to as many as are listed."""
-        if self.workload.world_size > MOST_LISTED or len(self.programs) > 1:
+        many = [self.workload.run_by(program.program.rank) for program in self.programs]
+        listed = [played.cohort.ranks for played in predicted.timeline.cohorts]
+        if self.workload.world_size > MOST_LISTED or [*map(len, many)] == [*map(len, listed)]:
             return predicted
-        (played,) = predicted.timeline.cohorts
-        owner = self.programs[0].program.rank
-        ranks = self.workload.run_by(owner)
-        if len(played.cohort.ranks) == len(ranks):
+        everybody = {program.program.rank: ranks for program, ranks in zip(self.programs, many, strict=True)}
+        cohorts = tuple(
+            played.of_all(self._cohort(program, played.cohort.timing, everybody))
+            for program, played in zip(self.programs, predicted.timeline.cohorts, strict=True)
+        )
+        known = {of_rank.rank: of_rank for of_rank in predicted.ranks}
+        if not known.keys() >= everybody.keys():
             return predicted
-        cohort = self._cohort(self.programs[0], played.cohort.timing, {owner: ranks})
-        timeline = replace(predicted.timeline, cohorts=(played.of_all(cohort),))
-        return replace(predicted, timeline=timeline, ranks=tuple(replace(predicted.ranks[0], rank=rank) for rank in ranks))
+        owners = sorted((rank, owner) for owner, ranks in everybody.items() for rank in ranks)
+        ranks = tuple(replace(known[owner], rank=rank) for rank, owner in owners)
+        return replace(predicted, timeline=replace(predicted.timeline, cohorts=cohorts), ranks=ranks)
 
     def steady(self, calibration: Calibration = UNCALIBRATED) -> tuple[Steady, Settling | None]:
         """The steady state, at the clocks that the power caps leave."""
@@ -192,6 +203,12 @@ class ModelledStep:
         overlap, share = self.platform.overlap, self.platform.device.limits.share
         lookups = LookupsBesideLookups(tuple(tuple(program.memory[at] for at in program.estimate) for program in self.programs))
         result: list[Law] = [CollectivesBesideKernels.of(cohorts, overlap, share=share)] if overlap.known else []
+        if self.platform.fabric is not None and self.platform.fabric.limits.buffered_bytes is not None:
+            together = CollectivesBesideCollectives.of(cohorts)
+            result += [together] if together.holds else []
+        if self.beside_idle:
+            pairs = zip(self.programs, self.beside_idle, strict=True)
+            result.append(KernelsBesideIdleParts(tuple(ratio[np.array(issued.estimate)] for issued, ratio in pairs)))
         kernels = KernelsBesideKernels(tuple(program.own_streams for program in self.programs))
         return [*result, *(law for law in (kernels, lookups) if law.holds)]
 
@@ -202,9 +219,10 @@ class ModelledStep:
         outside = 0.0
         for program in self.programs:
             count = len(self.workload.run_by(program.program.rank))
-            for estimate in program.estimates:
-                times[estimate.source.value] += count * estimate.time_ns
-                outside += 0.0 if estimate.inside else count * estimate.time_ns
+            uses = np.bincount(np.array(program.estimate, dtype=np.int64), program.share, len(program.estimates))
+            for estimate, often in zip(program.estimates, uses.tolist(), strict=True):
+                times[estimate.source.value] += count * often * estimate.time_ns
+                outside += 0.0 if estimate.inside else count * often * estimate.time_ns
         total = sum(times.values()) or 1.0
         result = {source: float(time / total) for source, time in times.items() if time}
         return {**result, "out_of_range": float(outside / total)}
@@ -219,17 +237,46 @@ def modelled(workload: Workload, platform: Platform, *, strict: bool = False) ->
     check_ranks(workload, platform)
     wire = collective_work(workload, platform.fabric)
     programs, warnings = [], [*workload.warnings, *moved, *wire.warnings]
-    devices = device_work(steps, platform.device, workload.lookups, strict=strict)
+    samples = {id(step.program.ops): step for step in steps}  # stages of a pipeline may share one
+    devices = dict(
+        zip(samples, device_work(list(samples.values()), platform.device, workload.lookups, strict=strict), strict=True)
+    )
+    known: dict[int, Issued] = {}
     # The timeline is of this device, whichever one was recorded.
     device_name = platform.device.limits.name
     workload = replace(workload, programs=tuple(each.on_device(device_name) for each in workload.programs))
-    for program, device in zip(workload.programs, devices, strict=True):
-        host = host_columns(program, platform.host, device.launches(len(program.ops)))
-        if program.meta.get(CUDA_GRAPH):
-            host = host.replayed(platform.host.launch_ns)
-        programs.append(issue(program, host, device, wire.estimates[program.rank]))
-        warnings += programs[-1].warnings
-    return ModelledStep(workload, platform, tuple(programs), tuple(dict.fromkeys(warnings)))
+    for program in workload.programs:
+        key = id(program.ops)
+        if key not in known:
+            device = devices[key]
+            host = host_columns(program, platform.host, device.launches(len(program.ops)))
+            if program.meta.get(CUDA_GRAPH):
+                host = host.replayed(platform.host.launch_ns)
+            known[key] = issue(program, host, device, wire.estimates[program.rank])
+            warnings += known[key].warnings
+        sampled = program.repetition is not None
+        programs.append(unrolled(known[key], program, wire.estimates[program.rank]) if sampled else known[key])
+    ratios = _beside_idle(programs, list(samples.values()), platform.device)
+    return ModelledStep(workload, platform, tuple(programs), tuple(dict.fromkeys(warnings)), beside_idle=ratios)
+
+
+def _beside_idle(programs: Sequence[Issued], steps: Sequence[OneStep], device: Device) -> tuple[Floats, ...]:
+    """Per program and estimate, what stages of a pipeline on parts of one GPU take while the other parts idle; 1 for the wire.
+
+    Other ranks are alike and work at the same time; a step of which a sample stands for the rest is played as if they were.
+    """
+    sends = [any(each.kind == "send" for each in issued.program.collectives) for issued in programs]
+    if device.limits.share == 1 or len(steps) != len(programs) or len(steps) < 2 or not all(sends):
+        return ()
+    idle = device_work(steps, replace(device, beside="idle"))
+    ratios = []
+    for issued, work in zip(programs, idle, strict=True):
+        if issued.program.repetition is not None:
+            return ()
+        times = np.array([estimate.time_ns for estimate in issued.estimates])
+        alone = np.concatenate([[each.estimate.time_ns for each in work.works], times[len(work.works) :]])
+        ratios.append(np.where(times > 0, alone / np.maximum(times, 1e-9), 1.0))
+    return tuple(ratios)
 
 
 def alike(workload: Workload) -> bool:

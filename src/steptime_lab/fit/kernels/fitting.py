@@ -15,7 +15,7 @@ import pyarrow as pa
 from steptime import __version__
 from steptime._hardware.device import DeviceLimits
 from steptime._models.engine.splits import FIT, TEST, VALIDATION, Residuals, group_of
-from steptime._models.kernels.family import families
+from steptime._models.kernels.family import families, swept_families
 from steptime._models.kernels.fitted import LEFT_OUT, KernelModels, answers_of
 from steptime._models.kernels.forms import KernelForm
 from steptime.errors import InputError
@@ -125,7 +125,7 @@ def _recipe(table: pa.Table, rows: Sequence[Row], seed: int) -> dict[str, Any]:
         **text,
         "measured": [dates[0], dates[-1]],
         "rows": dict(Counter(row.split for row in rows)),
-        LEFT_OUT: sorted(family for family in families() if counts[family] < _LEAST),
+        LEFT_OUT: sorted(name for name in swept_families() if counts[name] < _LEAST),
         "seed": seed,
         "steptime": __version__,
         "command": "steptime fit",

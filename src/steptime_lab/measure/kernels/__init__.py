@@ -12,7 +12,7 @@ from steptime._calibrate.harness.group import Group
 from steptime._calibrate.harness.ranks import Layout
 from steptime._calibrate.harness.session import Session, Setting
 from steptime._models.kernels.call import Call
-from steptime._models.kernels.family import families
+from steptime._models.kernels.family import swept_families
 from steptime_lab.measure.kernels.cases import (
     FILE_NAME,
     KernelCase,
@@ -72,7 +72,7 @@ def run(session: Session, options: Options) -> None:
 
 def names(_: Options) -> list[str]:
     """What `--only` may name: families of ops, the workloads' calls that belong to none, sections of calls of their own."""
-    return [*families(), "other", *SECTIONS]
+    return [*swept_families(), "other", *SECTIONS]
 
 
 def shares_of(options: Options) -> tuple[bool, tuple[int, ...]]:

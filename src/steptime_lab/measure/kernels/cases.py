@@ -18,7 +18,7 @@ from steptime._files import write_whole
 from steptime._hardware.description import read_toml
 from steptime._measurements.store import key_of
 from steptime._models.kernels.call import Call
-from steptime._models.kernels.family import Family, families, family_of
+from steptime._models.kernels.family import Family, families, family_of, swept_families
 from steptime._ops.families import WorkFamily, op_family
 from steptime.errors import InputError
 from steptime_lab.measure.kernels.sections import SECTIONS, section_calls
@@ -220,7 +220,7 @@ def benchmark_cases(only: Sequence[str], seed: int, count: int, largest_bytes: i
 
 
 def _families(only: Sequence[str]) -> list[Family]:
-    return [family for family in families().values() if not only or family.name in only]
+    return [family for family in swept_families().values() if not only or family.name in only]
 
 
 def _unique(cases: Iterable[KernelCase]) -> list[KernelCase]:

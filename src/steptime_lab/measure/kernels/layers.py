@@ -380,3 +380,17 @@ OPTIMIZERS = KernelSweep(
     ),
     (1, _draw_table, "embedding(table, index)"),
 )
+
+
+# Casts to eight bits
+
+
+def _draw_cast(draw: Draw) -> Drawn:
+    """What products of eight bits are fed: activations, gradients and weights of 16 bits, as they lie or the other way."""
+    rows, width = max(16, draw.tokens() // 16 * 16), draw.pick((1024, 2048, 4096, 5120, 8192, 14336, 16384))
+    rows = min(rows, USUAL_BYTES // (2 * width))
+    x = TensorArg((rows, width), draw.pick(HALVES, (0.9, 0.1)))
+    return {"x": x, "y": TensorArg(x.shape, "float8"), "turned": TensorArg((width, rows), "float8").transposed()}
+
+
+CASTS = KernelSweep((1, _draw_cast, (0.6, "copy_(y, *x)"), (0.4, "copy_(turned, *x)")), most_bytes=MOST_BYTES)

@@ -18,6 +18,7 @@ SECTIONS: dict[str, tuple[float, KernelSweep]] = {
     "convolutions": (4.0, layers.CONVOLUTIONS),
     "odd_products": (2.5, layers.PRODUCTS),
     "eight_bits_and_groups": (1.0, GROUPED_PRODUCTS.sweep),
+    "casts": (0.4, layers.CASTS),
     "norms": (1.5, layers.NORMS),
     "heads": (1.2, layers.ATTENTION),
     "tables": (1.2, layers.OPTIMIZERS),

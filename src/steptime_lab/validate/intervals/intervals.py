@@ -24,6 +24,7 @@ from steptime_lab.validate.intervals.widths import (
     fitted_situation,
     interval_ms,
     source_factors,
+    telling,
 )
 
 _MUCH_OUTSIDE = 0.05
@@ -100,7 +101,7 @@ def predicted_rows(
 def _compared(rows: list[PredictedRow], source: str, per_box: bool, leave_out: bool) -> list[Compared]:
     """The rows of a source, as shipped widths or those of the other sources have them."""
     own = [row for row in rows if row.step.source == source]
-    others = [row for row in rows if row.step.source != source]
+    others = telling([row for row in rows if row.step.source != source])
     carried = fitted_situation(others) if leave_out else situations()[CARRIED]
     if not per_box:
         return [
@@ -126,7 +127,7 @@ def _groups(row: PredictedRow) -> tuple[str | None, ...]:
     """The source, then situations: how many nodes, and whether the models were fitted that far."""
     ranks = row.step.config.ranks
     nodes = "one GPU" if ranks == 1 else "one node" if ranks <= _NODE else "several nodes"
-    return (row.step.source, nodes, range_of(row.outside))
+    return (row.step.source, nodes, range_of(row.outside), row.step.group)
 
 
 def range_of(outside: float) -> str:

@@ -1,8 +1,9 @@
 """Rows predicted, each in a few seconds: what repeats in a step is played a few times, and the rest follows.
 
-Accumulated parts of a batch are alike, and so are layers. A step of many is therefore asked with one and two parts, of four and
-six layers, draw by draw: `tests/validate/test_intervals.py` holds it to the whole step within 0.5 %. Where the device waits for
-the host, few layers can hide what many do not, so more of them are played.
+Accumulated parts of a batch are alike, and so are layers. A step of many is therefore asked with one and two parts for each
+stage of a pipeline, of four and six layers, draw by draw: `tests/validate/test_intervals.py` holds it to the whole step within
+0.5 %. Where the device waits for the host, few layers can hide what many do not, so more of them are played. Layers of
+pipelines and of experts are all played.
 """
 
 from __future__ import annotations
@@ -96,11 +97,11 @@ def _platform(parts: PlatformParts) -> Platform:
 
 
 def _of_parts(config: Transformer, platform: Platform, outside: list[float]) -> Played:
-    parts = config.gradient_accumulation
-    if parts <= FEW_PARTS[1]:
+    parts, (few, many) = config.gradient_accumulation, (count * config.parallel.pipeline for count in FEW_PARTS)
+    if parts <= many:
         return _of_layers(config, platform, outside)
-    fewer, more = (_of_layers(_with_parts(config, few), platform, outside) for few in FEW_PARTS)
-    return more.further(fewer, (parts - FEW_PARTS[1]) / (FEW_PARTS[1] - FEW_PARTS[0]))
+    fewer, more = (_of_layers(_with_parts(config, count), platform, outside) for count in (few, many))
+    return more.further(fewer, (parts - many) / (many - few))
 
 
 def _of_layers(config: Transformer, platform: Platform, outside: list[float]) -> Played:
@@ -112,7 +113,7 @@ def _of_layers(config: Transformer, platform: Platform, outside: list[float]) ->
 
 def _by_layers(config: Transformer, platform: Platform, outside: list[float], layers: tuple[int, int]) -> Played:
     few, many = layers
-    if config.layers <= many:
+    if config.layers <= many or config.parallel.pipeline > 1 or config.experts.count:
         return _played(config, platform, outside)
     fewer, more = (_played(replace(config, layers=count), platform, outside) for count in layers)
     return more.further(fewer, (config.layers - many) / (many - few))

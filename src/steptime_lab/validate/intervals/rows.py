@@ -17,6 +17,7 @@ from steptime._build.transformer.config import Transformer
 from steptime._hardware.fabric import fabric_names
 from steptime._platforms.platform import PlatformParts, usual_host
 from steptime.errors import InputError, SteptimeError
+from steptime_lab.validate.published.readings import Reading, reading
 
 _EXPECTED = "a list of rows with source, row, measured_ms, device, ranks, cfg and fabric"
 _LONGEST_MS = 1e9  # eleven days; no step takes that long
@@ -34,6 +35,7 @@ class MeasuredStep:
     config: Transformer
     device: str
     platform: PlatformParts
+    group: str | None = None  # what else it is scored with
 
     @property
     def box(self) -> str:
@@ -55,13 +57,18 @@ def read_rows(file: Path) -> MeasuredSteps:
     content = read_json(file, _EXPECTED)
     if not isinstance(content, list) or not content or len(content) > _MOST_ROWS:
         raise InputError(f"{file}: expected {_EXPECTED}, 1 to {_MOST_ROWS:,} of them")
-    steps, refused, missing = [], [], 0
+    steps: list[MeasuredStep] = []
+    refused, missing = [], 0
     for place, row in enumerate(content):
-        if isinstance(row, dict) and row.get("missing"):
+        own = _own(row)
+        if isinstance(row, dict) and row.get("missing") and own is None:
             missing += 1
             continue
         try:
-            steps.append(_step(file, place, row))
+            step = _step(file, place, row, own)
+            if own is not None and any(_same(step, other) for other in steps):
+                raise InputError(f"{file}: row {place} ({step.name[:80]}) is another reading of a row before it")
+            steps.append(step)
         except SteptimeError as error:
             refused.append(str(error))
     if not steps:
@@ -70,7 +77,19 @@ def read_rows(file: Path) -> MeasuredSteps:
     return MeasuredSteps(tuple(steps), missing, tuple(refused))
 
 
-def _step(file: Path, place: int, row: object) -> MeasuredStep:
+def _own(row: object) -> Reading | str | None:
+    """What this package reads of a row itself, instead of the file's config."""
+    if not isinstance(row, dict) or type(row.get("ranks")) is not int:
+        return None
+    source, name = row.get("source"), row.get("row")
+    return reading(source, name, row["ranks"]) if isinstance(source, str) and isinstance(name, str) else None
+
+
+def _same(step: MeasuredStep, other: MeasuredStep) -> bool:
+    return (step.source, step.config, step.measured_ms) == (other.source, other.config, other.measured_ms)
+
+
+def _step(file: Path, place: int, row: object, own: Reading | str | None) -> MeasuredStep:
     where = f"{file}: row {place}"
     if not isinstance(row, dict):
         raise InputError(f"{where} is no object; expected source, row, measured_ms, device, ranks, cfg and fabric")
@@ -79,7 +98,9 @@ def _step(file: Path, place: int, row: object) -> MeasuredStep:
     measured = row.get("measured_ms")
     if isinstance(measured, bool) or not isinstance(measured, int | float) or not 0 < measured < _LONGEST_MS:
         raise InputError(f"{where}: measured_ms is {shortened(measured)}; expected milliseconds above 0")
-    values = row.get("cfg")
+    if isinstance(own, str):
+        raise InputError(f"{where}: {own}")
+    values = row.get("cfg") if own is None else own.config
     if not isinstance(values, dict):
         raise InputError(f"{where}: cfg is {shortened(values)}; expected a Transformer's config, as in docs/configs.md")
     config = Transformer.from_dict(values, where)
@@ -88,15 +109,17 @@ def _step(file: Path, place: int, row: object) -> MeasuredStep:
     parameters = config.layers * config.width * (4 * config.width + 2 * config.inner) + config.vocabulary * config.width
     if parameters > _MOST_PARAMETERS:
         raise InputError(f"{where}: cfg has about {parameters:.1e} parameters; expected at most {_MOST_PARAMETERS:.0e}")
-    device = _part(file, row, "device", where)
+    device = own.device if own is not None and own.device is not None else _part(file, row, "device", where)
     try:
         given = None if row.get("fabric") is None else _part(file, row, "fabric", where)
+        given = given if own is None else own.fabric
         fabric = None if config.ranks == 1 else given or _usual_fabric(device)
         parts = PlatformParts(f"{config.ranks}x{Path(device).stem}", config.ranks, device, usual_host(device), fabric)
         parts.check()
     except SteptimeError as error:
         raise InputError(f"{where}: {error}") from None
-    return MeasuredStep(_text(row, "source", where), name, float(measured), config, device, parts)
+    group = None if own is None else own.group
+    return MeasuredStep(_text(row, "source", where), name, float(measured), config, device, parts, group)
 
 
 def _text(row: Mapping[str, Any], key: str, where: str) -> str:

@@ -45,6 +45,11 @@ def by_source(rows: Sequence[PredictedRow]) -> dict[str, list[PredictedRow]]:
     return result
 
 
+def telling(rows: Sequence[PredictedRow]) -> list[PredictedRow]:
+    """Rows that ran what was predicted, as far as is known: of the others, errors are not the machine's."""
+    return [row for row in rows if row.step.group is None]
+
+
 def source_factors(rows: Sequence[PredictedRow]) -> dict[str, float]:
     """How many times as long as predicted each kind of kernel takes in the steps of a source."""
     kinds = np.array([list(row.played.kinds_ms.values()) for row in rows])

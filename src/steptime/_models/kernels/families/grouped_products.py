@@ -1,7 +1,7 @@
 """Products of eight-bit floats and products of many groups in one launch, as `forms.matmul` sees them.
 
 A product of eight-bit operands moves the bytes and fills the tensor cores' cycles of a 16-bit one with half the inner length:
-tensor cores take so many bytes of a row at once. Groups of rows with a matrix each are a batched product of even groups.
+tensor cores take so many bytes of a row at once. Groups of rows with a matrix each have kernels of their own, for even groups.
 """
 
 from __future__ import annotations
@@ -48,17 +48,30 @@ def _draw_experts(draw: Draw) -> Drawn:
     }
 
 
+def _draw_expert_gradients(draw: Draw) -> Drawn | None:
+    """The gradients of those matrices: what is summed over is divided among the experts."""
+    drawn = _draw_experts(draw)
+    x, weight = drawn["x"], drawn["weight"]
+    assert isinstance(x, TensorArg) and isinstance(weight, TensorArg)
+    gradient = TensorArg((x.shape[0], weight.shape[2]), x.dtype)
+    if x.nbytes + gradient.nbytes + weight.nbytes > MOST_BYTES:
+        return None
+    return {**drawn, "x": x.transposed(), "gradient": gradient}
+
+
 FAMILY = Family(
     name="grouped_products",
     form="matmul",
     sweep=KernelSweep(
         (1, _draw_scaled, "_scaled_mm(*x, weight, scale_x, scale_weight, None, None, bfloat16, fast)"),
         (1, _draw_experts, "_grouped_mm(*x, weight, ends)"),
+        (0.5, _draw_expert_gradients, "_grouped_mm(*x, *gradient, ends)"),
         most_bytes=MOST_BYTES,
     ),
     weight=1.0,
     warm=0.0,  # no element-wise kernel writes eight-bit floats, so nothing makes their input warm
-    declares=(
-        "_scaled_mm.default T T T T T?=None T?=None dtype?=None b=False\n_grouped_mm.default T T T?=None T?=None dtype?=None"
-    ),
+    kin="_scaled_grouped_mm",
+    declares="""_scaled_mm.default T T T T T?=None T?=None dtype?=None b=False
+_grouped_mm.default T T T?=None T?=None dtype?=None
+_scaled_grouped_mm.default T T T T T?=None T?=None T?=None dtype?=None b=False""",
 )

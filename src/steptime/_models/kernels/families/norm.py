@@ -133,6 +133,11 @@ def _by_row(
     return Launch(kernel, reads[0].numel, reads, writes, _row_facts(rows, columns, gpu), grids, path, reads[0].dtype)
 
 
+def norm_rows(kernel: str, reads: tuple[Operand, ...], writes: tuple[Operand, ...], columns: int, gpu: Gpu) -> Launch:
+    """A vectorised kernel with a block per row."""
+    return _by_row(kernel, reads, writes, reads[0].numel // columns, columns, _VECTOR * _VECTOR_THREADS, gpu)
+
+
 def _layer_norm(call: GpuCall) -> list[Launch]:
     x = call.tensor(0)
     rows, columns = _rows(x, call, 1)

@@ -12,6 +12,7 @@ from steptime._models.kernels.call import DtypeArg, TensorArg
 from steptime._models.kernels.families import elementwise, indexing, optimizer
 from steptime._models.kernels.family import Family
 from steptime._models.kernels.launches import DEFAULTS, WITH_INDEX, GpuCall, Grids, Launch, Rule, fresh, hot
+from steptime._models.kernels.launches.indexed import over_indices
 from steptime._models.kernels.launches.iterator import cleared, copies, pointwise
 from steptime._models.kernels.launches.sorting import sorted_rows
 from steptime._models.kernels.launches.transforms import transformed
@@ -136,6 +137,7 @@ def launches(call: GpuCall) -> list[Launch]:
     return optimizer.launches(call) if call.name.startswith("_foreach_") else elementwise.launches(call)
 
 
+_COUNTED = "DeviceRadixSortHistogramKernel"  # a pass over keys that counts them, as `histc`'s own kernel is
 _ELEMENTWISE = ("aten::pow.Tensor_Tensor", "aten::div.Scalar")
 _OWN: dict[str, Rule] = {
     "new_zeros": lambda call: [cleared(fresh(call.integers(1), call.dtype_keyword(call.tensor(0).dtype)))],
@@ -143,6 +145,10 @@ _OWN: dict[str, Rule] = {
     "arange": _arange,
     "pow": _power,
     "sort": sorted_rows,
+    "histc": lambda call: [
+        cleared(fresh((call.integer(1, 100),), call.tensor(0).dtype)),  # as many bins as PyTorch makes by default
+        over_indices(_COUNTED, call.tensor(0).numel),
+    ],
     **dict.fromkeys(("div", "mul"), _given_result),
     "_assert_async": lambda _: [Launch("_assert_async_cuda_kernel", 1, grids=((1.0, 1.0),))],
     "scatter": indexing.scatter,
@@ -187,5 +193,5 @@ FAMILY = Family(
     ),
     weight=0.5,
     rules=launches,
-    kin=f"_assert_async arange.start div.out scatter_reduce.two {_RESIZED} {_TRANSFORMS}",
+    kin=f"_assert_async arange.start div.out histc scatter_reduce.two {_RESIZED} {_TRANSFORMS}",
 )

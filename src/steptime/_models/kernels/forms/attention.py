@@ -139,6 +139,9 @@ def _packed(call: Call) -> Heads:
     batch = max(1, begins.numel - 1) if isinstance(begins, TensorArg) else query.shape[0]
     queries, keys = (max(1, round(math.prod(each.shape[:-2]) / batch)) for each in (query, key))
     uneven = max(0.0, (most if isinstance(most, int) else 0) / queries - 1.0)
+    keys = max(1, round(keys * (1.0 + min(uneven, 1.0) ** 2 / 3.0)))
+    band = _band(call, keys)
+    queries, keys = (queries, keys) if band is None else (band, keys) if backward else (queries, band)
     strides = query.strides if query.strides is not None else (query.shape[-2] * query.shape[-1], query.shape[-1], 1)
     return Heads(
         kind=kind,
@@ -147,11 +150,11 @@ def _packed(call: Call) -> Heads:
         heads=query.shape[-2],
         key_heads=key.shape[-2],
         queries=queries,
-        keys=max(1, round(keys * (1.0 + min(uneven, 1.0) ** 2 / 3.0))),
+        keys=keys,
         dim=query.shape[-1],
         value_dim=query.shape[-1],
         dtype=query.dtype,
-        causal=bool(_plain(call, causal)),
+        causal=bool(_plain(call, causal)) and band is None,
         dropout=isinstance(rate, int | float) and rate > 0,
         bias=bias >= 0 and isinstance(_plain(call, bias), TensorArg),
         asked=3,
@@ -159,6 +162,20 @@ def _packed(call: Call) -> Heads:
         spaced=True,
         written=(),
     )
+
+
+_ROWS_OF_A_BLOCK = 128
+
+
+def _band(call: Call, keys: int) -> int | None:
+    """Of a sliding window: how many keys (in backward, queries) a block of rows walks over, all of them the same number.
+
+    A window of so many keys before each of a block's rows is that and the block's own length; None where it is no shorter.
+    """
+    left = dict(call.kwargs).get("window_size_left")
+    if not isinstance(left, int) or left < 0 or left + _ROWS_OF_A_BLOCK >= keys:
+        return None
+    return left + _ROWS_OF_A_BLOCK
 
 
 def _plain(call: Call, place: int) -> Argument:

@@ -6,7 +6,7 @@ Beside its main kernel a product launches copies, which follow rules, and small 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from steptime._models.engine.constants import reference_constants
 from steptime._models.engine.stored import stored
+from steptime._models.kernels.forms.matmul.grouped import GroupedConstants, answers_of
 from steptime._models.kernels.forms.matmul.mixture import (
     FACTORS,
     Ensemble,
@@ -22,7 +23,19 @@ from steptime._models.kernels.forms.matmul.mixture import (
     ProductShares,
     inputs_of,
 )
-from steptime._models.kernels.forms.matmul.products import GROUPS, OPERATIONS, Column, Products, groups_of, of_questions
+from steptime._models.kernels.forms.matmul.products import (
+    GROUPS,
+    OPERATIONS,
+    SCALED,
+    SCALED_GROUPED,
+    Column,
+    Products,
+    groups_of,
+    in_groups,
+    of_questions,
+)
+from steptime._models.kernels.forms.matmul.scaled import scaled_ns
+from steptime._models.kernels.launches import base_name
 from steptime._models.kernels.question import Answer, LaunchTime, Question
 from steptime.errors import InputError
 
@@ -117,6 +130,7 @@ class MatmulForm:
     shares: ProductShares = field(metadata=stored(prefix="parts."))
     groups: dict[str, FittedGroup] = field(metadata=stored(prefix="", names=GROUPS))
     device: MatmulConstants = field(default_factory=partial(reference_constants, "matmul", MatmulConstants))
+    in_groups: GroupedConstants = field(default_factory=partial(reference_constants, "grouped", GroupedConstants))
 
     @cached_property
     def ensembles(self) -> dict[int, Ensemble]:
@@ -128,8 +142,14 @@ class MatmulForm:
         """What each product launches and how long that takes."""
         products = of_questions(questions)
         full = (products.m * products.n * products.k * products.batch) > 0
-        timed = iter(self._answers(products.take(np.flatnonzero(full))))
-        return [next(timed) if item else self._empty(products, index) for index, item in enumerate(full)]
+        grouped = full & in_groups(questions)
+        timed = iter(self._answers(products.take(np.flatnonzero(full & ~grouped))))
+        by_groups = iter(answers_of(products.take(np.flatnonzero(grouped)), self.in_groups))
+        answers = (
+            self._empty(products, index) if not full[index] else next(by_groups) if grouped[index] else next(timed)
+            for index in range(len(products))
+        )
+        return [_scaled(question, answer) for question, answer in zip(questions, answers, strict=True)]
 
     def _empty(self, products: Products, index: int) -> Answer:
         """A product without elements launches nothing; one over no terms fills its result with zeros or the bias."""
@@ -149,6 +169,14 @@ class MatmulForm:
             inside[places] = ensemble.inside(inputs)
         launches = self.beside.launches(products, self.shares, main_ns, patterns)
         return [Answer(item, bool(within)) for item, within in zip(launches, inside, strict=True)]
+
+
+def _scaled(question: Question, answer: Answer) -> Answer:
+    """What a product of few bits launches, whose answer so far is the 16-bit product's that it was taken for."""
+    if base_name(question.call.op) not in (SCALED, SCALED_GROUPED) or not answer.launches:
+        return answer
+    factor = scaled_ns(question.call, answer.time_ns, question.share) / answer.time_ns
+    return replace(answer, launches=tuple(LaunchTime(each.kernel, each.time_ns * factor) for each in answer.launches))
 
 
 def _chunks(groups: Column) -> Iterator[tuple[int, Column]]:

@@ -27,7 +27,9 @@ Column = npt.NDArray[Any]
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 OPERATIONS = ("mm", "addmm", "bmm", "baddbmm")
 # Products that are taken for others: of eight-bit floats, and of groups of rows with a matrix each.
-SCALED, GROUPED = "_scaled_mm", "_grouped_mm"
+SCALED, GROUPED, SCALED_GROUPED = "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm"
+_ENDS = {GROUPED: 2, SCALED_GROUPED: 4}  # the argument that says where groups end
+_PACKED = "float4x2"  # a byte holds two elements of a row
 # What is added: nothing, one row for all rows, one matrix, one matrix per product of the batch.
 BIASES = ("none", "row", "matrix", "batch")
 
@@ -93,6 +95,11 @@ def of_questions(questions: Sequence[Question]) -> Products:
     )
 
 
+def in_groups(questions: Sequence[Question]) -> Column:
+    """Which of them are of groups of rows with a matrix each."""
+    return np.array([question.call.op.partition("::")[2].partition(".")[0] in _ENDS for question in questions], dtype=bool)
+
+
 @lru_cache(maxsize=65536)
 def _numbers(call: Call) -> tuple[int, ...]:
     """The fields of `Products` up to `hot_b`, of one call."""
@@ -122,16 +129,17 @@ def _plain_product(call: Call) -> Call:
     name = call.op.partition("::")[2].partition(".")[0]
     if is_complex(call):
         return replace(call, args=_of_reals(call, first=1 if name in _WITH_BIAS else 0))
-    if name not in (SCALED, GROUPED) or len(call.args) < 2:
+    if name not in (SCALED, *_ENDS) or len(call.args) < 2:
         return call
     left, right = call.args[:2]
     if not isinstance(left, TensorArg) or not isinstance(right, TensorArg):
         return call
+    if name in (SCALED, SCALED_GROUPED):
+        left, right = _halved(left, axis=len(left.shape) - 1), _halved(right, axis=len(right.shape) - 2)
     if name == SCALED:
-        operands = _halved(left, axis=1), _halved(right, axis=0)
-        return Call("aten::mm.default", operands, (), call.written)
+        return Call("aten::mm.default", (left, right), (), call.written)
     if len(left.shape) == 2 and len(right.shape) == 2:  # gradients of the matrices: the inner length is divided among groups
-        ends = call.args[2] if len(call.args) > 2 else None
+        ends = call.args[_ENDS[name]] if len(call.args) > _ENDS[name] else None
         groups = ends.numel if isinstance(ends, TensorArg) else 1
         left, right = _in_groups(left, groups, axis=1), _in_groups(right, groups, axis=0)
     elif len(left.shape) == 2:
@@ -169,8 +177,10 @@ def _widened(x: TensorArg, rows: int, columns: int) -> TensorArg:
 
 
 def _halved(x: TensorArg, axis: int) -> TensorArg:
-    """A matrix of eight bits as one of 16, half as long along an axis."""
-    if len(x.shape) != 2 or dtype_bytes(x.dtype) != 1:
+    """A matrix of eight bits as one of 16, half as long along an axis; four bits are taken for eight, which Hopper has."""
+    if len(x.shape) in (2, 3) and x.dtype == _PACKED:
+        return TensorArg(x.shape, "bfloat16", x.strides)
+    if len(x.shape) not in (2, 3) or dtype_bytes(x.dtype) != 1:
         raise InputError(f"an operand of {x.dtype} {x.shape} is no matrix of eight-bit floats")
     strides = x.strides if x.strides is not None else contiguous(x.shape)
     halved = tuple(-(-size // 2) if place == axis else size for place, size in enumerate(x.shape))

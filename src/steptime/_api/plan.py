@@ -1,0 +1,94 @@
+"""`plan`: the fastest layout of a Transformer on so many GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from pathlib import Path
+
+from steptime._api.predict import calibration_for, platform_for, platform_ranks
+from steptime._build.config import read_config
+from steptime._build.transformer.config import Transformer
+from steptime._build.transformer.parallelism import Parallelism
+from steptime._plan.evaluate import LayoutEvaluator
+from steptime._plan.explain import compared
+from steptime._plan.search import search
+from steptime._plan.space import Choices
+from steptime._platforms.calibration import Calibration
+from steptime._platforms.platform import Platform
+from steptime._report.plan import Planned
+from steptime.errors import InputError
+
+
+def plan(
+    model: str | Path | Transformer,
+    platform: str | Path | Platform,
+    *,
+    gpus: int | None = None,
+    batch: int | None = None,
+    data: Sequence[int] | None = None,
+    fsdp: Sequence[int] | None = None,
+    tensor: Sequence[int] | None = None,
+    pipeline: Sequence[int] | None = None,
+    context: Sequence[int] | None = None,
+    expert: Sequence[int] | None = None,
+    chunks: Sequence[int] | None = None,
+    zero: Sequence[int] | None = None,
+    sequence: bool | None = None,
+    micro_batch: Sequence[int] | None = None,
+    recompute: Sequence[str] | None = None,
+    memory_bytes: int | None = None,
+    headroom: float = 0.0,
+    price: float | None = None,
+    fabric: str | Path | None = None,
+    calibration: str | Path | Calibration | None = None,
+    executor: Executor | None = None,
+) -> Planned:
+    """Search for the layout with the shortest step that fits, and say why it is.
+
+    `model` is a Transformer config; its own [parallel], micro-batches and recomputation are what is searched. `gpus` are all
+    of the platform's unless fewer are given, `batch` is the global batch if not the config's. What follows bounds the search:
+    each is the values that may be chosen, whatever divides where nothing is given. `memory_bytes` is what a rank may use,
+    `headroom` a share of it that is left free. `price` is of one GPU for an hour. `executor` runs the questions: processes,
+    or a cluster's `concurrent.futures.Executor`; without one, processes of this machine.
+    """
+    ranks = platform_ranks(platform) if gpus is None else gpus
+    assert ranks is not None
+    if ranks < 1:
+        raise InputError(f"--gpus {ranks}: expected 1 or more")
+    machine = platform_for(platform, ranks, fabric=fabric)
+    if ranks > machine.ranks:
+        raise InputError(
+            f"--gpus {ranks}: platform {machine.name} joins {machine.ranks}; choose one that joins as many, as `steptime "
+            f"platforms` lists them, or --gpus {machine.ranks}"
+        )
+    if price is not None and not 0 <= price < float("inf"):
+        raise InputError(f"--price {price:g}: expected 0 or more per GPU and hour")
+    choices = Choices(
+        data, fsdp, tensor, pipeline, context, expert, chunks, zero,
+        None if sequence is None else (sequence,), micro_batch, recompute,
+    )  # fmt: skip
+    evaluator = LayoutEvaluator(_model(model, batch), machine.parts, calibration_for(calibration, machine))
+    limit = _limit(machine, memory_bytes, headroom)
+    found = search(evaluator, ranks, choices, limit_bytes=limit, executor=executor)
+    return Planned(found, compared(found), machine.name, limit, price)
+
+
+def _model(model: str | Path | Transformer, batch: int | None) -> Transformer:
+    """The model without a layout of its own."""
+    config = model if isinstance(model, Transformer) else read_config(Path(model))
+    if not isinstance(config, Transformer):
+        raise InputError(f"{model}: `plan` shares Transformers among GPUs; tables of a DLRM are placed by `steptime shard`")
+    alone = replace(config, parallel=Parallelism(), gradient_accumulation=1)
+    return alone if batch is None else alone.with_batch(batch)
+
+
+def _limit(machine: Platform, memory_bytes: int | None, headroom: float) -> int:
+    """What a rank may use of its device."""
+    there = machine.device.limits.rank_memory_bytes
+    if not 0.0 <= headroom < 1.0:
+        raise InputError(f"--headroom {headroom:g}: expected a share from 0 to below 1")
+    if memory_bytes is not None and memory_bytes < 1:
+        raise InputError(f"--memory {memory_bytes}: expected bytes, 1 or more")
+    return int((there if memory_bytes is None else min(memory_bytes, there)) * (1.0 - headroom))

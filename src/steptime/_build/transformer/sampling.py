@@ -1,0 +1,170 @@
+"""Which part of a long step is written: of equal layers the first, one more and the last, of equal micro-batches the same, of
+equal chunks one; and in which order a step runs what was written (`steptime._program.repetition`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from steptime._build.transformer.config import Transformer
+from steptime._build.transformer.parallelism import Parallelism
+from steptime._build.transformer.schedules import BACKWARD, FORWARD, Action, Move, moves
+
+# More passes of micro-batches through layers than these are written as a sample.
+_WRITTEN_OUT = 24
+_ONLY, _FIRST, _MIDDLE, _LAST = "only", "first", "middle", "last"
+_BEGIN, _END = "begin", "end"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    """Consecutive layers of a model, with the embedding before them where they are the first, and the head after the last."""
+
+    layers: range
+    first: bool
+    last: bool
+
+
+def layers_of(parallel: Parallelism, layers: int) -> list[range]:
+    """The layers of every chunk, in order of the model; what does not divide goes to the first ones."""
+    count = parallel.pipeline * parallel.chunks
+    sizes = parallel.stages or [layers // count + (number < layers % count) for number in range(count)]
+    starts = [sum(sizes[:number]) for number in range(count)]
+    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+
+
+def parts_of(config: Transformer, stage: int) -> tuple[ModelPart, ...]:
+    """The chunks of a stage, each as many chunks behind the one before as there are stages."""
+    parallel, every = config.parallel, layers_of(config.parallel, config.layers)
+    numbers = range(stage, len(every), parallel.pipeline)
+    return tuple(ModelPart(every[number], number == 0, number == len(every) - 1) for number in numbers)
+
+
+@dataclass(frozen=True, eq=False)
+class Sampling:
+    """What of a stage's step is written, under which names of sections, and what a step makes of them."""
+
+    config: Transformer
+    stage: int
+
+    @cached_property
+    def parts(self) -> tuple[ModelPart, ...]:
+        """The chunks of the stage."""
+        return parts_of(self.config, self.stage)
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[bool, bool, tuple[str, ...]], ...]:
+        """Per chunk its ends and the kinds of its layers; equal for stages whose samples are equal."""
+        return tuple((part.first, part.last, tuple(map(self.layer_kind, part.layers))) for part in self.parts)
+
+    def layer_kind(self, index: int) -> str:
+        """What kind of layer stands there: layers of one kind run the same ops."""
+        return f"{self.config.layer_kind(index)} {self.config.recomputes(index)}"
+
+    @property
+    def copies(self) -> bool:
+        """Whether gradients are reduced in buckets, which are not as layers are."""
+        parallel = self.config.parallel
+        return parallel.fsdp == 1 and (parallel.data * parallel.context > 1 or parallel.zero > 0)
+
+    @cached_property
+    def sampled(self) -> bool:
+        """Whether a sample is written."""
+        return sum(len(part.layers) for part in self.parts) * self.micro_batches > _WRITTEN_OUT
+
+    @property
+    def micro_batches(self) -> int:
+        """How many there are."""
+        return self.config.gradient_accumulation
+
+    def kind(self, micro_batch: int) -> str:
+        """What is special about a micro-batch."""
+        if not self.sampled:
+            return str(micro_batch)
+        if self.micro_batches == 1:
+            return _ONLY
+        return {0: _FIRST, self.micro_batches - 1: _LAST}.get(micro_batch, _MIDDLE)
+
+    def whole(self, kind: str) -> bool:
+        """Whether micro-batches of a kind are written with all layers: those with buckets of gradients or of parameters."""
+        zero = self.config.parallel.zero
+        return not self.sampled or (self.copies and (kind in (_ONLY, _LAST) or zero > 1 or (zero > 0 and kind == _FIRST)))
+
+    def like(self, chunk: int, kind: str) -> int:
+        """The chunk that stands for this one."""
+        return chunk if self.whole(kind) else self.kinds.index(self.kinds[chunk])
+
+    def standing(self, chunk: int, kind: str) -> list[int]:
+        """Per layer of a chunk the one that is written for it: itself at either end, else the first of its kind."""
+        layers = self.parts[chunk].layers
+        if self.whole(kind):
+            return list(layers)
+        inside: dict[str, int] = {}
+        for index in layers[1:-1]:
+            inside.setdefault(self.layer_kind(index), index)
+        ends = {layers[0], layers[-1]} if layers else set[int]()
+        return [index if index in ends else inside[self.layer_kind(index)] for index in layers]
+
+    # Names of sections; none where the whole step is written
+
+    def of_layer(self, chunk: int, kind: str, way: str, layer: int) -> str:
+        """Of a layer's pass; below the first layer stands what is before all layers, above the last what is behind them."""
+        return f"{way} {kind} {chunk} {layer - self.parts[chunk].layers.start}" if self.sampled else ""
+
+    def behind(self, chunk: int, kind: str) -> str:
+        """Of what follows the last node of a backward pass."""
+        return f"behind {kind} {chunk}" if self.sampled else ""
+
+    def of_move(self, move: Move) -> str:
+        """Of a receive, a send or a wait."""
+        return f"{move.what} {move.way}" if self.sampled else ""
+
+    @property
+    def begin(self) -> str:
+        """Of what is before all micro-batches."""
+        return _BEGIN if self.sampled else ""
+
+    @property
+    def end(self) -> str:
+        """Of what is behind them."""
+        return _END if self.sampled else ""
+
+    # Orders
+
+    def written(self) -> Iterator[Action | Move]:
+        """What is written, in order: the step, or a micro-batch of every kind through a chunk of every kind, and every move."""
+        everything = moves(self.config.parallel, self.stage, self.micro_batches)
+        if not self.sampled:
+            yield from everything
+            return
+        there = {each for each in everything if isinstance(each, Move)}
+        numbers = sorted({0, min(1, self.micro_batches - 1), self.micro_batches - 1})
+        for way in (FORWARD, BACKWARD):
+            for number in numbers:
+                kind = self.kind(number)
+                chunks = [chunk for chunk in range(len(self.parts)) if self.like(chunk, kind) == chunk]
+                for chunk in chunks if way == FORWARD else reversed(chunks):
+                    yield from (each for each in (Move("receive", way),) if each in there)
+                    yield Action(way, chunk, number)
+                    yield from (each for each in (Move("send", way), Move("wait", way)) if each in there)
+
+    def order(self) -> Iterator[str]:
+        """The sections as a step runs them."""
+        if not self.sampled:
+            return
+        yield self.begin
+        for each in moves(self.config.parallel, self.stage, self.micro_batches):
+            if isinstance(each, Move):
+                yield self.of_move(each)
+                continue
+            kind = self.kind(each.micro_batch)
+            chunk = self.like(each.chunk, kind)
+            part = self.parts[chunk]
+            places = [part.layers.start - 1, *self.standing(chunk, kind), part.layers.stop]
+            if each.way == BACKWARD:
+                places = places[::-1] if part.first else places[:0:-1]
+            yield from (self.of_layer(chunk, kind, each.way, place) for place in places)
+            if each.way == BACKWARD:
+                yield self.behind(chunk, kind)
+        yield self.end

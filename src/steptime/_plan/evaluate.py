@@ -1,0 +1,177 @@
+"""`LayoutEvaluator`: the questions of a search, asked wherever an executor runs; a layout is played as `predict` does it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from steptime._build.transformer.build import build
+from steptime._build.transformer.config import Transformer
+from steptime._build.transformer.parallelism import Parallelism
+from steptime._garbage import no_collection
+from steptime._plan.layers import (
+    ActivationKey,
+    Activations,
+    LayerKey,
+    LayerSizes,
+    LayerTimes,
+    StateKey,
+    States,
+    activations,
+    layer_sizes,
+    layer_times,
+    mean_layer,
+    states,
+)
+from steptime._plan.parts import parts_of
+from steptime._plan.space import ModelLayout
+from steptime._platforms.calibration import UNCALIBRATED, Calibration
+from steptime._platforms.platform import Platform, PlatformParts
+from steptime._sim.modelled.prediction import draws_ns, interval_of, known_of, memory_of
+from steptime._sim.modelled.step import modelled
+from steptime._sim.prediction import operations_of, peak_flop_per_s
+
+Floats = npt.NDArray[np.float64]
+
+# Passes of micro-batches through layers that are played at once; longer steps are looked at shortened first.
+_SHORT = 128
+# Steps of more passes take most of a minute to play: `predict` does, a search does not.
+_LONG = 640
+_FEWEST_LAYERS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """A layout, and what the simulator says of it."""
+
+    layout: ModelLayout
+    step_ns: float
+    interval_ns: tuple[float, float]
+    draws_ns: Floats  # the step once per draw of what models may be off by, in the same order for all layouts
+    peak_bytes: int
+    fits: bool
+    flop: float  # that the model asks for, on all GPUs
+    peak_flop_per_s: float | None
+    energy_j: float | None
+    parts_ns: Mapping[str, float]  # where the time of the busiest stage goes; adds up to the step
+    warnings: tuple[str, ...]
+    whole: bool = True  # whether the whole step was played, or a shorter one that stands for it
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilisation."""
+        return None if not self.peak_flop_per_s else self.flop / (self.peak_flop_per_s * self.step_ns / 1e9)
+
+    def stretched(self, step: float, peak: float) -> Played:
+        """Of a longer step of a deeper model, by how many times its step and its memory are."""
+        low, high = self.interval_ns
+        return replace(
+            self,
+            step_ns=self.step_ns * step,
+            interval_ns=(low * step, high * step),
+            draws_ns=self.draws_ns * step,
+            peak_bytes=round(self.peak_bytes * peak),
+            energy_j=None if self.energy_j is None else self.energy_j * step,
+            parts_ns={name: value * step for name, value in self.parts_ns.items()},
+            whole=False,
+        )
+
+
+@dataclass(frozen=True)
+class LayoutEvaluator:
+    """What all layouts of a search have in common. Other processes find the platform by the names of its parts."""
+
+    model: Transformer
+    parts: PlatformParts
+    calibration: Calibration = UNCALIBRATED
+
+    @property
+    def platform(self) -> Platform:
+        """The machine."""
+        return _platform(self.parts)
+
+    def sizes(self, shared: Parallelism) -> LayerSizes:
+        """Parameters of a rank."""
+        return mean_layer(self.model, lambda model: layer_sizes(model, shared))
+
+    def activations(self, key: ActivationKey) -> Activations:
+        """What layers leave for backward."""
+        with no_collection():
+            return mean_layer(self.model, lambda model: activations(model, key, self.platform))
+
+    def states(self, key: StateKey) -> States:
+        """What parameters, gradients and the optimiser's state need."""
+        with no_collection():
+            return mean_layer(self.model, lambda model: states(model, key, self.platform))
+
+    def times(self, key: LayerKey) -> LayerTimes:
+        """What a layer takes."""
+        with no_collection():
+            speed = known_of(self.platform, self.calibration)
+            return mean_layer(self.model, lambda model: layer_times(model, key, self.platform, speed))
+
+    def shortened(self, layout: ModelLayout) -> Transformer:
+        """The model with as few layers and micro-batches as show what a long step of this layout repeats."""
+        parallel, model = layout.parallel, self.model
+        parts = model.batch // (parallel.replicas * layout.micro_batch)
+        if model.layers * parts <= _SHORT:
+            return model
+        stages = parallel.pipeline * parallel.chunks
+        layers = min(model.layers, max(stages if parallel.chunks > 1 else 2 * stages, _FEWEST_LAYERS))
+        fewer = min(parts, parallel.pipeline if parallel.chunks > 1 else 2 * parallel.pipeline)
+        return replace(model, layers=layers, batch=fewer * parallel.replicas * layout.micro_batch)
+
+    def long(self, layout: ModelLayout) -> bool:
+        """Whether playing the whole step takes longer than a search should."""
+        return self.model.layers * (self.model.batch // (layout.parallel.replicas * layout.micro_batch)) > _LONG
+
+    def play(self, layout: ModelLayout) -> Played:
+        """The steady step of a layout, as `predict` plays it, with the draws of its interval."""
+        return self._played_alone(self.model, layout)
+
+    def play_shortened(self, layout: ModelLayout) -> Played:
+        """The same of the shortened model."""
+        return self._played_alone(self.shortened(layout), layout)
+
+    def _played_alone(self, model: Transformer, layout: ModelLayout) -> Played:
+        """A process plays many layouts one after the other: nothing of one is left for the next."""
+        with no_collection():
+            result = self._played(model, layout)
+        gc.collect()
+        return result
+
+    def _played(self, model: Transformer, layout: ModelLayout) -> Played:
+        platform = self.platform
+        workload = build(layout.of(model))
+        step = modelled(workload, platform)
+        memory = memory_of(step.workload, platform)
+        calibration = known_of(platform, self.calibration)
+        result, _, clocks = step.powered(calibration)
+        draws = draws_ns(step, result, calibration, clocks)
+        step_ns = float(result.period_ns[0])
+        cards = step.cards(calibration)
+        operations = operations_of(workload)
+        peak = peak_flop_per_s(platform.device.limits, operations.precision)
+        return Played(
+            layout=layout,
+            step_ns=step_ns,
+            interval_ns=interval_of(step_ns, draws),
+            draws_ns=draws,
+            peak_bytes=int(memory["peak_bytes"]),
+            fits=bool(memory["fits"]),
+            flop=operations.model,
+            peak_flop_per_s=None if peak is None else peak * workload.world_size,
+            energy_j=None if cards is None else cards.drawn(result, clocks).energy_j,
+            parts_ns=parts_of(layout, result.timeline, step_ns, operations),
+            warnings=step.warnings,
+        )
+
+
+@lru_cache(maxsize=4)
+def _platform(parts: PlatformParts) -> Platform:
+    return Platform.of(parts)

@@ -1,0 +1,175 @@
+"""The fastest layout of a model, as Python and JSON have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from steptime._files import write_output
+from steptime._plan.evaluate import Played
+from steptime._plan.explain import Comparison
+from steptime._plan.files import config_text, torchtitan_text
+from steptime._plan.search import FoundLayouts
+from steptime._report.answers import plain, table_of
+from steptime._report.json import SCHEMA_VERSION, Document
+from steptime._report.words import interval_words, time_ms
+from steptime._units import ms
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SHOWN = 10
+_HOUR_S, _TRILLION = 3600.0, 1e12
+
+
+@dataclass(frozen=True, repr=False)
+class Planned:
+    """The fastest layout that fits, its runners-up, and why."""
+
+    found: FoundLayouts
+    comparison: Comparison | None  # with the second
+    platform: str
+    limit_bytes: int
+    price: float | None = None  # of a GPU for an hour
+
+    @property
+    def step_time_ms(self) -> float:
+        """Of the best layout."""
+        return ms(self.found.best.step_ns)
+
+    @property
+    def interval_ms(self) -> tuple[float, float]:
+        """That nine of ten measured steps of the best layout are expected in."""
+        low, high = self.found.best.interval_ns
+        return ms(low), ms(high)
+
+    @property
+    def layout(self) -> Document:
+        """The best layout: degrees of parallelism, micro-batch and recomputation."""
+        return dict(self.found.best.layout.to_dict())
+
+    def __repr__(self) -> str:
+        what = f"{self.found.model.title} on {self.found.gpus} GPUs of {self.platform}: {self.found.best.layout}"
+        return f"<Planned {what}, {time_ms(self.step_time_ms)} ms per step, {interval_words(*self.interval_ms)}>"
+
+    def tokens_per_s(self, played: Played) -> float:
+        """Of all GPUs together."""
+        return self.found.model.batch * self.found.model.sequence / (played.step_ns / 1e9)
+
+    def cost(self, played: Played) -> float | None:
+        """Of a trillion tokens."""
+        if self.price is None:
+            return None
+        return self.price * self.found.gpus * _TRILLION / self.tokens_per_s(played) / _HOUR_S
+
+    def warnings(self) -> Iterator[str]:
+        """What a reader should know before trusting the winner."""
+        found = self.found
+        if not found.complete:
+            low, _, high = found.ratios
+            yield (
+                f"{found.plays} layouts were played; others whose closed form is as short were not, and closed forms were off "
+                f"by {low:.2f} to {high:.2f} times: fix a part of the layout to look closer"
+            )
+        if not found.best.whole:
+            yield (
+                "the best layout's step is long: fewer of its layers and micro-batches were played, and the rest is by closed "
+                "form; `steptime predict` of what --save writes plays all of it"
+            )
+        yield from found.best.warnings
+
+    def config(self) -> str:
+        """The best layout as a config that `predict` reads."""
+        return config_text(self.found.model, self.found.best.layout, self._comment)
+
+    def torchtitan(self) -> str:
+        """The best layout as torchtitan's job config, without its model."""
+        return torchtitan_text(self.found.model, self.found.best.layout, self._comment)
+
+    @property
+    def _comment(self) -> str:
+        return f"{self.found.best.layout}: {time_ms(self.step_time_ms)} ms per step on {self.platform}, by steptime plan"
+
+    def to_dict(self) -> Document:
+        """What `steptime plan --json` writes."""
+        return plain(plan_document(self))
+
+    def to_table(self) -> pa.Table:
+        """A row for every played layout that fits, fastest first."""
+        rows = zip(self.found.played, self.found.p_fastest, strict=True)
+        return table_of([{**each.layout.to_dict(), **_figures(self, each), "p_fastest": chance} for each, chance in rows])
+
+    def html(self, path: str | Path) -> None:
+        """Writes the page of `steptime plan --html`."""
+        from steptime._report.plan_page import plan_page
+
+        write_output(Path(path), plan_page(self))
+
+
+def plan_document(planned: Planned) -> Document:
+    """Stable keys."""
+    found, model = planned.found, planned.found.model
+    layouts = [
+        {**_layout(planned, each), "p_fastest": chance} for each, chance in zip(found.played, found.p_fastest, strict=True)
+    ]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": model.title,
+        "platform": planned.platform,
+        "gpus": found.gpus,
+        "batch": model.batch,
+        "sequence": model.sequence,
+        "precision": model.precision,
+        "memory_limit_bytes": planned.limit_bytes,
+        "best": layouts[0],
+        "layouts": layouts[:SHOWN],
+        "front": [_layout(planned, each) for each in found.front],
+        "second": _comparison(planned.comparison),
+        "searched": {
+            "layouts": len(found.space.layouts),
+            "may_fit": found.fitting,
+            "played": found.plays,
+            "complete": found.complete,
+            "played_over_closed_form": dict(zip(("least", "median", "most"), found.ratios, strict=True)),
+            "refused": dict(found.space.refused),
+        },
+        "config": found.best.layout.of(model).to_dict(),
+        "seconds": found.seconds,
+        "warnings": list(planned.warnings()),
+    }
+
+
+def _layout(planned: Planned, played: Played) -> Document:
+    low, high = played.interval_ns
+    return {
+        "layout": played.layout.to_dict(),
+        "name": str(played.layout),
+        "whole_step_played": played.whole,
+        "interval_ms": [ms(low), ms(high)],
+        **_figures(planned, played),
+        "parts_ms": {name: ms(value) for name, value in played.parts_ns.items()},
+    }
+
+
+def _figures(planned: Planned, played: Played) -> Document:
+    return {
+        "step_time_ms": ms(played.step_ns),
+        "tokens_per_s": planned.tokens_per_s(played),
+        "peak_bytes": played.peak_bytes,
+        "mfu": played.mfu,
+        "energy_j": played.energy_j,
+        "cost_per_trillion_tokens": planned.cost(played),
+    }
+
+
+def _comparison(comparison: Comparison | None) -> Document | None:
+    if comparison is None:
+        return None
+    return {
+        "name": str(comparison.second.layout),
+        "longer_ms": ms(comparison.longer_ns),
+        "parts_ms": {name: ms(value) for name, value in comparison.parts_ns.items()},
+        "p_best_is_faster": comparison.p_faster,
+    }

@@ -1,0 +1,81 @@
+"""A plan as one page: a single file without a script and without a network, with a bar of where every layout's step goes."""
+
+from __future__ import annotations
+
+from steptime._plan.evaluate import Played
+from steptime._plan.parts import AGAIN, BACKWARD, BUBBLE, FORWARD, IDLE, OPTIMIZER, WIRES
+from steptime._report.html.markup import Markup, bar, swatch, table, tag
+from steptime._report.html.sections import bound_and_facts, step_number
+from steptime._report.html.static import section, static_page
+from steptime._report.plan import SHOWN, Planned
+from steptime._report.plan_text import (
+    difference_cells,
+    difference_words,
+    front_cells,
+    part_cells,
+    searched_words,
+    speed_words,
+    sure_words,
+)
+from steptime._report.words import interval_words, percent, size_words, time_ms
+from steptime._units import ms
+
+# Part of a step to a class of the style sheet.
+_STYLES = {
+    FORWARD: "matmul", BACKWARD: "attention", AGAIN: "normalization", OPTIMIZER: "optimizer",
+    **dict.fromkeys(WIRES, "communication"), BUBBLE: "other", IDLE: "idle",
+}  # fmt: skip
+
+
+def plan_page(planned: Planned) -> str:
+    """The page as text, the same for the same answer but for the seconds it took."""
+    return static_page("plan", planned.found.model.title, "layout", _sections(planned))
+
+
+def _sections(planned: Planned) -> list[Markup]:
+    found = planned.found
+    sections = [
+        tag("section", *_summary(planned), id="summary", aria_label="Summary"),
+        section("Where its step goes", "of the busiest stage", table("Parts", ("Part", "ms", "Share"), part_cells(found.best))),
+    ]
+    if planned.comparison is not None:
+        longer = table("Parts of the difference", ("Part", "ms longer"), difference_cells(planned))
+        sections.append(section("Why it beats the second", difference_words(planned), longer))
+    front = table("Fastest first", ("Layout", "Step, ms", "Memory"), front_cells(planned))
+    return [
+        *sections,
+        section("Best layouts", "and where their steps go", _legend(), _layouts(planned)),
+        section("Time against memory", "no layout is both faster and smaller", front),
+        section("Search", "", tag("p", searched_words(planned))),
+    ]
+
+
+def _summary(planned: Planned) -> list[Markup]:
+    found, best = planned.found, planned.found.best
+    facts = {
+        "Platform": f"{found.gpus} GPUs of {planned.platform}",
+        "Interval": interval_words(*planned.interval_ms),
+        "Speed": ", ".join(speed_words(planned, best)),
+        "Memory": f"{size_words(best.peak_bytes)} of {size_words(planned.limit_bytes)}",
+        "Sure": sure_words(planned),
+    }
+    return [step_number(ms(best.step_ns)), *bound_and_facts(str(best.layout), facts, list(planned.warnings()))]
+
+
+def _legend() -> Markup:
+    return tag("p", *(tag("span", swatch(style), f" {name} ") for name, style in _STYLES.items()), class_="legend")
+
+
+def _layouts(planned: Planned) -> Markup:
+    found = planned.found
+    longest = max(each.step_ns for each in found.played[:SHOWN])
+    rows = [
+        (str(each.layout), _bar(each, longest), time_ms(ms(each.step_ns)), size_words(each.peak_bytes), percent(chance))
+        for each, chance in zip(found.played[:SHOWN], found.p_fastest, strict=False)
+    ]
+    return table("Fastest first", ("Layout", "Step", "ms", "Memory", "P(fastest)"), rows)
+
+
+def _bar(played: Played, longest: float) -> Markup:
+    parts = [(value / longest, _STYLES[name]) for name, value in played.parts_ns.items()]
+    return bar(parts, f"{played.layout}: {time_ms(ms(played.step_ns))} ms")

@@ -1,0 +1,133 @@
+"""What `steptime plan` says to people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from steptime._plan.evaluate import Played
+from steptime._report.layout import print_heading, print_line, print_numbers, print_section, print_title, print_warnings
+from steptime._report.plan import SHOWN, Planned
+from steptime._report.words import interval_words, percent, quantity, rate, size_words, time_ms
+from steptime._units import ms
+
+# Parts of a step, or of a difference, that are worth a word.
+_WORTH_SAYING = 0.005
+_REASONS_SHOWN = 3
+
+
+def print_plan(console: Console, planned: Planned) -> None:
+    """The verdict first."""
+    found, best = planned.found, planned.found.best
+    model = found.model
+    what = f"batch {model.batch:,}, sequence {model.sequence:,}, {model.precision}"
+    print_heading(console, "plan", model.title, f"{found.gpus} GPUs of {planned.platform}", what)
+    line = Text().append("Best layout  ", style="bold").append(str(best.layout), style="bold green")
+    print_title(console, line)
+    print_line(console, "Step", f"{time_ms(ms(best.step_ns))} ms   {interval_words(*planned.interval_ms)}")
+    print_line(console, "Speed", ", ".join(speed_words(planned, best)), spaced=False)
+    room = f"{size_words(best.peak_bytes)} of {size_words(planned.limit_bytes)}"
+    print_line(console, "Memory", f"{room} on the fullest GPU", spaced=False)
+    print_line(console, "Sure", sure_words(planned), spaced=False)
+    print_section(console, "Where its step goes", "of the busiest stage; wires where nothing hides them")
+    print_numbers(console, ("part", "ms", "share"), part_cells(best))
+    if planned.comparison is not None:
+        print_section(console, "Why it beats the second", difference_words(planned))
+        print_numbers(console, ("part", "ms longer"), difference_cells(planned))
+    print_section(console, "Best layouts", "P: chance to be the fastest of all played")
+    print_numbers(console, _heads(planned), [_row(planned, place) for place in range(min(SHOWN, len(found.played)))])
+    print_section(console, "Time against memory", "no layout is both faster and smaller than one of these")
+    print_numbers(console, ("layout", "step ms", "memory"), front_cells(planned))
+    print_line(console, "Searched", searched_words(planned))
+    print_warnings(console, list(planned.warnings()))
+
+
+def print_written(console: Console, files: Mapping[str, Path | None]) -> None:
+    """What was written beside."""
+    for title, file in files.items():
+        if file is not None:
+            print_line(console, title, str(file), spaced=False)
+
+
+def speed_words(planned: Planned, played: Played) -> list[str]:
+    """What people compare."""
+    words = [f"{rate(planned.tokens_per_s(played))} tokens/s"]
+    words += [] if played.mfu is None else [f"MFU {100 * played.mfu:.1f} %"]
+    words += [] if played.energy_j is None else [f"{quantity(played.energy_j)}J a step"]
+    cost = planned.cost(played)
+    return words + ([] if cost is None else [f"{cost:,.0f} per trillion tokens at {planned.price:g} per GPU hour"])
+
+
+def sure_words(planned: Planned) -> str:
+    """How likely the winner wins."""
+    chance = f"{percent(planned.found.p_fastest[0])} to be the fastest of {len(planned.found.played)} played layouts"
+    if planned.comparison is None:
+        return chance
+    return f"{chance}, {percent(planned.comparison.p_faster)} to beat the second"
+
+
+def part_cells(played: Played) -> list[tuple[str, str, str]]:
+    """Parts of a step, as they come."""
+    return [
+        (name, time_ms(ms(value)), percent(value / played.step_ns))
+        for name, value in played.parts_ns.items()
+        if value >= _WORTH_SAYING * played.step_ns
+    ]
+
+
+def difference_words(planned: Planned) -> str:
+    """The second layout and what it takes longer."""
+    comparison = planned.comparison
+    assert comparison is not None
+    share = comparison.longer_ns / planned.found.best.step_ns
+    return f"{comparison.second.layout}: {time_ms(ms(comparison.longer_ns))} ms longer ({100 * share:.1f} %)"
+
+
+def difference_cells(planned: Planned) -> list[tuple[str, str]]:
+    """Largest parts of the difference first."""
+    comparison = planned.comparison
+    assert comparison is not None
+    parts = sorted(comparison.parts_ns.items(), key=lambda each: -abs(each[1]))
+    return [(name, f"{ms(value):+,.2f}") for name, value in parts[: 2 * _REASONS_SHOWN]]
+
+
+def _heads(planned: Planned) -> Sequence[str]:
+    return ("layout", "step ms", "more", "tokens/s", "MFU", "memory", "P", *(("cost",) if planned.price is not None else ()))
+
+
+def _row(planned: Planned, place: int) -> tuple[str, ...]:
+    played, chance = planned.found.played[place], planned.found.p_fastest[place]
+    cost = planned.cost(played)
+    return (
+        str(played.layout),
+        time_ms(ms(played.step_ns)),
+        f"{100 * (played.step_ns / planned.found.best.step_ns - 1):+.1f} %" if place else "",
+        rate(planned.tokens_per_s(played)),
+        "" if played.mfu is None else f"{100 * played.mfu:.1f} %",
+        size_words(played.peak_bytes),
+        percent(chance),
+        *(() if cost is None else (f"{cost:,.0f}",)),
+    )
+
+
+def front_cells(planned: Planned) -> list[tuple[str, str, str]]:
+    """Fastest first."""
+    return [(str(each.layout), time_ms(ms(each.step_ns)), size_words(each.peak_bytes)) for each in planned.found.front]
+
+
+def searched_words(planned: Planned) -> str:
+    """What was looked at, and how good the quick look was."""
+    found = planned.found
+    low, middle, high = found.ratios
+    text = (
+        f"{len(found.space.layouts):,} layouts by closed form, {found.fitting:,} of which may fit; {found.plays} played, which "
+        f"took {low:.2f} to {high:.2f} times their closed form (median {middle:.2f}); {found.seconds:.1f} s"
+    )
+    refused = sum(found.space.refused.values())
+    if not refused:
+        return text
+    most = next(iter(found.space.refused))
+    return f"{text}. {refused:,} ways to share were none, most because of: {most}"

@@ -1,0 +1,92 @@
+"""A step laid out from a sample of it is the step written out: the same calls and works, the same time and memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from steptime._build.transformer import sampling
+from steptime._build.transformer.build import build
+from steptime._build.transformer.config import Transformer
+from steptime._build.transformer.parallelism import Parallelism
+from steptime._platforms.platform import Platform
+from steptime._program.workload import Workload
+from steptime._sim.modelled.prediction import memory_of
+from steptime._sim.modelled.step import ModelledStep, modelled
+from steptime._sim.prediction import operations_of
+
+LLAMA = Transformer(
+    layers=8,
+    width=256,
+    heads=4,
+    sequence=128,
+    vocabulary=1024,
+    batch=32,
+    gradient_accumulation=4,
+    precision="bf16",
+    tied_head=False,
+    norm="rms_norm",
+    activation="swiglu",
+    positions="rotary",
+    optimizer="adamw_fused",
+)
+LAYOUTS = {
+    "accumulated": Parallelism(),
+    "tensor": Parallelism(tensor=2, sequence=True),
+    "copies": Parallelism(data=2),
+    "fsdp": Parallelism(fsdp=2),
+    "zero": Parallelism(data=2, zero=1),
+    "context": Parallelism(context=2),
+    "pipeline": Parallelism(pipeline=2, data=2),
+    "interleaved": Parallelism(pipeline=2, chunks=4, schedule="interleaved"),
+    "sharded pipeline": Parallelism(pipeline=2, fsdp=2),
+}
+
+
+def both(config: Transformer, monkeypatch: pytest.MonkeyPatch) -> tuple[Workload, Workload]:
+    """From a sample, and written out."""
+    monkeypatch.setattr(sampling, "_WRITTEN_OUT", 4)
+    sampled = build(config)
+    monkeypatch.setattr(sampling, "_WRITTEN_OUT", 1 << 20)
+    return sampled, build(config)
+
+
+def on_h100s(workload: Workload) -> ModelledStep:
+    name = "1xh100" if workload.world_size == 1 else f"{workload.world_size}xh100-nvlink"
+    return modelled(workload, Platform.load(name))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_sample_laid_out_is_the_step_written_out(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled, whole = both(replace(LLAMA, parallel=LAYOUTS[layout]), monkeypatch)
+    assert all(program.repetition is not None for program in sampled.programs)
+    assert sum(len(program.ops) for program in sampled.programs) < sum(len(program.ops) for program in whole.programs)
+    assert operations_of(sampled).model == pytest.approx(operations_of(whole).model, rel=1e-9)
+    one, other = on_h100s(sampled), on_h100s(whole)
+    for mine, theirs in zip(one.programs, other.programs, strict=True):
+        names = [
+            Counter(issued.program.names[work] for work in issued.program.works.name.tolist()) for issued in (mine, theirs)
+        ]
+        assert names[0] == names[1]
+        met = [[(each.group, each.sequence, each.kind) for each in issued.program.collectives] for issued in (mine, theirs)]
+        assert met[0] == met[1]
+    assert one.steady()[0].period_ns[0] == pytest.approx(other.steady()[0].period_ns[0], rel=0.02)
+    taken = [memory_of(workload, one.platform)["allocated_bytes"] for workload in (sampled, whole)]
+    assert taken[0] == pytest.approx(taken[1], rel=0.06)
+
+
+def test_stages_of_one_kind_share_the_ops_of_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled, _ = both(replace(LLAMA, parallel=Parallelism(pipeline=4)), monkeypatch)
+    first, second, third, last = sampled.programs
+    assert second.ops is third.ops
+    assert first.ops is not second.ops
+    assert second.repetition is not None
+    assert third.repetition is not None
+    assert second.repetition.order != third.repetition.order
+    assert {each.group for each in third.collectives if each.kind == "send"} == {
+        "pipeline forward 2->3",
+        "pipeline backward 2->1",
+    }
+    assert last.rank == 3
