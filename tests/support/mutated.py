@@ -5,8 +5,13 @@ from __future__ import annotations
 import math
 import random
 import re
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
+from steptime.errors import InputError
+
+Row = TypeVar("Row")
 WORDS = (
     "0", "-1", "1e-9", "1e18", "1e400", "inf", "nan", "true", "'text'", '"h200"', "[]", "[1]", "{}", "3.35", "9" * 5000,
     "99999999999999999999", "[" * 3000, "\0", "", "7", "2147483648", "1e300", "-0.0", '"' + "x" * 140_000 + '"',
@@ -30,6 +35,25 @@ def mutated_text(text: str, draw: random.Random) -> str:
     token = draw.choice(numbers if numbers and draw.random() < 0.6 else tokens)
     word = _scaled(token[0], draw) if token[0][0].isdigit() and draw.random() < 0.6 else draw.choice(WORDS)
     return text[: token.start()] + word + text[token.end() :]
+
+
+def damaged_tables(
+    folder: Path, lines: Sequence[str], read: Callable[[Path], tuple[list[Row], list[str]]]
+) -> Iterator[list[Row]]:
+    """What is read of 500 tables with a few bytes changed; what is refused is one line each, and says which of the file."""
+    draw, whole, file = random.Random(20), "\n".join(lines).encode(), folder / "damaged.csv"
+    for _ in range(500):
+        damaged = bytearray(whole)
+        for _ in range(draw.randint(1, 8)):
+            damaged[draw.randrange(len(damaged))] = draw.choice(b',\n"0129-.e\xff\x00ax')
+        file.write_bytes(bytes(damaged))
+        try:
+            rows, refused = read(file)
+        except InputError as error:
+            assert "\n" not in str(error)
+            continue
+        assert all("damaged.csv, line " in line and "\n" not in line for line in refused)
+        yield rows
 
 
 def _scaled(number: str, draw: random.Random) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.support.mutated import damaged_tables
 
 from steptime._cli.app import run
 from steptime.errors import InputError
@@ -40,10 +40,10 @@ def test_a_run_is_the_config_of_its_model_on_the_platform_of_its_system(tmp_path
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        (LLAMA.replace("LLAMA3_70B", "Nemotron_3_Ultra"), "nobody says what the layers of this model are"),
-        (LLAMA.replace("DGX-GB200", "DGX-X"), "no such system or precision"),
-        (LLAMA.replace(",256,", ",x,"), "expected whole numbers"),
-        (LLAMA.replace(",1000,", ",-1,"), "expected numbers of 1"),
+        (LLAMA.replace("LLAMA3_70B", "Nemotron_3_Ultra"), "model is 'Nemotron_3_Ultra'; expected one of llama3_70b"),
+        (LLAMA.replace("DGX-GB200", "DGX-X"), "System is 'DGX-X'; expected one of dgx-h100"),
+        (LLAMA.replace(",256,", ",x,"), "GBS is 'x'; expected a whole number from 1"),
+        (LLAMA.replace(",1000,", ",-1,"), "Tokens / sec / GPU is '-1'; expected a number above 0"),
         (LLAMA.replace(",256,", ",250,"), "do not divide by the layout"),
         (EXPERTS.replace(",8,0,", ",7,0,"), "does not divide"),
     ],
@@ -97,17 +97,5 @@ def test_bad_tables_are_one_line(tmp_path: Path) -> None:
 
 
 def test_five_hundred_damaged_tables_are_read_or_refused(tmp_path: Path) -> None:
-    drawn = random.Random(20)
-    whole = "\n".join((HEAD, LLAMA, SHARDED, EXPERTS)).encode()
-    file = tmp_path / "damaged.csv"
-    for _ in range(500):
-        damaged = bytearray(whole)
-        for _ in range(drawn.randint(1, 8)):
-            damaged[drawn.randrange(len(damaged))] = drawn.choice(b',\n"0129-.e\xff\x00ax')
-        file.write_bytes(bytes(damaged))
-        try:
-            rows, refused = read_bridge(file)
-        except InputError:
-            continue
+    for rows in damaged_tables(tmp_path, (HEAD, LLAMA, SHARDED, EXPERTS), read_bridge):
         assert all(each.row.measured_ms > 0 for each in rows)
-        assert all("\n" not in line for line in refused)

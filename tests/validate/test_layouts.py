@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.mutated import damaged_tables
 
 from steptime._cli.app import run
 from steptime.errors import InputError
@@ -46,10 +46,11 @@ def test_a_row_is_the_config_that_a_user_would_write(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("2,8,1,512,8,12,256,1,2,1,", "expected whole numbers"),
-        ("2,8,1,512,8,12,256,1,2,1,nan", "milliseconds above 0"),
+        ("2,8,1,512,8,12,256,1,2,1,", "iteration time (ms) is ''; expected a number above 0"),
+        ("2,8,1,512,8,12,256,1,2,1,nan", "iteration time (ms) is 'nan'; expected a number above 0"),
+        ("2,8,x,512,8,12,256,1,2,1,5.0", "line 2: micro batch is 'x'; expected a whole number from 1"),
         ("4,8,1,512,8,12,256,1,2,1,5.0", "tensor x data x pipeline is not the 4 GPUs"),
-        ("2,8,3,512,8,12,256,1,2,1,5.0", "does not divide into micro-batches of 3"),
+        ("2,8,3,512,8,12,256,1,2,1,5.0", "does not divide into micro-batches of 3 on 2 replicas; expected a multiple of 6"),
         ("2,8,1,500,8,12,256,1,2,1,5.0", "width 500 does not divide by heads 8"),
     ],
 )
@@ -123,17 +124,5 @@ def test_bad_tables_are_one_line(tmp_path: Path) -> None:
 
 
 def test_five_hundred_damaged_tables_are_read_or_refused(tmp_path: Path) -> None:
-    drawn = random.Random(20)
-    whole = "\n".join((HEAD, *ROWS)).encode()
-    file = tmp_path / "damaged.csv"
-    for _ in range(500):
-        damaged = bytearray(whole)
-        for _ in range(drawn.randint(1, 8)):
-            damaged[drawn.randrange(len(damaged))] = drawn.choice(b',\n"0129-.e\xff\x00ax')
-        file.write_bytes(bytes(damaged))
-        try:
-            rows, refused = read_layouts(file)
-        except InputError:
-            continue
+    for rows in damaged_tables(tmp_path, (HEAD, *ROWS), read_layouts):
         assert all(row.measured_ms > 0 for row in rows)
-        assert all("line " in line for line in refused)

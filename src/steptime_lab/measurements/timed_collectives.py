@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from steptime._measurements.nccl_tests import Point, TestRun, TimedPoints, kind_of, timed_point
 from steptime.errors import InputError
+from steptime_lab.measurements.published_rows import Row, made_of, rows_of_csv
 
 COLUMNS = ("gpu", "nodes", "ranks", "op", "bytes", "us", "nccl")
 _MOST_NODES = 1 << 17
@@ -16,27 +15,18 @@ _MOST_NODES = 1 << 17
 
 def read_timed_collectives(file: Path) -> TimedPoints:
     """Bytes as nccl-tests counts them, microseconds; rows that are damaged or of no kind that is modelled are counted."""
-    try:
-        with file.open(encoding="utf-8", newline="") as lines:
-            rows = list(csv.DictReader(lines))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{file}: not readable as a table of collectives ({error})") from error
-    missing = [name for name in COLUMNS if not rows or name not in rows[0]]
-    if missing:
-        raise InputError(f"{file}: no column {missing[0]!r}; a table of collectives has {', '.join(COLUMNS)}")
-    result = TimedPoints.of([_point(row) for row in rows])
+    rows = rows_of_csv(file, "collectives", COLUMNS)
+    points, _ = made_of(rows, _point)
+    result = TimedPoints.of([*points, *[None] * (len(rows) - len(points))])
     if not result.points:
         raise InputError(f"{file}: {result.skipped} rows, none of a collective that is modelled")
     return result
 
 
-def _point(row: Mapping[str, str | None]) -> Point | None:
-    try:
-        ranks, nodes = int(row["ranks"] or ""), int(row["nodes"] or "")
-    except ValueError:
+def _point(row: Row) -> Point | None:
+    ranks, nodes = row.whole("ranks"), row.whole("nodes", most=_MOST_NODES)
+    if nodes > ranks or ranks % nodes:
         return None
-    if not 1 <= nodes <= min(ranks, _MOST_NODES) or ranks % nodes:
-        return None
-    run = TestRun(kind_of(row["op"] or ""), ranks, device=row["gpu"] or "", nccl=row["nccl"] or "")
-    result = timed_point(run, row["bytes"], row["us"])
-    return result and replace(result, nodes=nodes, source=row.get("source") or "")
+    run = TestRun(kind_of(row.text("op")), ranks, device=row.text("gpu"), nccl=row.text("nccl"))
+    result = timed_point(run, row.text("bytes"), row.text("us"))
+    return result and replace(result, nodes=nodes, source=row.text("source"))

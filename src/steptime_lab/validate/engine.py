@@ -32,6 +32,7 @@ ALL = "all"
 # What a bar can be set for: the summary's field; none may be larger. `coverage` has a least and a largest value.
 _MEASURES = {"geomean": "gmae", "mape": "mape", "p90": "p90", "max": "max"}
 _COVERAGE = "coverage"
+_REFUSED_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +212,12 @@ def in_processes(
     """What `map` gives, by two processes unless an executor is given."""
     with ProcessPoolExecutor(max_workers=2) if executor is None else nullcontext(executor) as running:
         yield from running.map(function, *columns)
+
+
+def said_of_refused(refused: Sequence[str]) -> list[str]:
+    """What a report says of rows that cannot be predicted: the first of their lines, and how many more there are."""
+    more = len(refused) - _REFUSED_SHOWN
+    return [*refused[:_REFUSED_SHOWN], *([f"{more} more rows cannot be predicted"] if more > 0 else [])]
 
 
 # --- bars ------------------------------------------------------------------------------------------------------------------

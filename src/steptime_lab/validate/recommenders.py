@@ -7,7 +7,6 @@ platform of such GPUs, with that batch. What has no such platform is refused in 
 
 from __future__ import annotations
 
-import csv
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +18,10 @@ from scipy.stats import kendalltau
 
 from steptime import predict
 from steptime.errors import InputError, SteptimeError
-from steptime_lab.validate.engine import Compared, MeasuredCase, Validation
+from steptime_lab.measurements.published_rows import Row, made_of, rows_of_csv
+from steptime_lab.validate.engine import Compared, MeasuredCase, Validation, said_of_refused
 
 COLUMNS = ("gpu", "nodes", "per_node", "batch", "ms_per_step")
-_MOST = 1 << 24
-_SHOWN = 20
 _UNVERIFIED = "predicted times are not verified by MLCommons; measured ones are wall time between evaluations of published logs"
 # What names of GPUs hold, the device that it is, and the fabrics of one node and of several. The GPUs of an NVL72 rack are in
 # one NVLink domain, whatever is called a node. A name is taken by the first that it holds.
@@ -77,13 +75,12 @@ def validate_recommenders(file: Path, config: Path) -> Validation:
         devices[step.device].append(case)
     if not compared:
         raise InputError(f"{file}: no row can be predicted; the first: {refused[0]}")
-    more = len(refused) - _SHOWN
     return Validation.of(
         "recommenders",
         f"steps of {config.stem} that others published, defaults only",
         compared,
         facts=_facts(devices),
-        warnings=[_UNVERIFIED, *refused[:_SHOWN], *([f"{more} more rows cannot be predicted"] if more > 0 else [])],
+        warnings=[_UNVERIFIED, *said_of_refused(refused)],
     )
 
 
@@ -112,41 +109,19 @@ def rank_agreement(cases: Sequence[MeasuredCase]) -> float | None:
 
 def read_steps(file: Path) -> tuple[list[PublishedStep], list[str]]:
     """The rows that name a known GPU, and a line for each other."""
-    try:
-        with file.open(encoding="utf-8", newline="") as lines:
-            rows = list(csv.DictReader(lines))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{file}: not readable as a table of steps ({error})") from error
-    missing = [name for name in COLUMNS if not rows or name not in rows[0]]
-    if missing:
-        raise InputError(f"{file}: no column {missing[0]!r}; a table of steps has {', '.join(COLUMNS)}")
-    steps, refused = [], []
-    for number, row in enumerate(rows, 2):
-        found = _step(row, f"line {number}")
-        if isinstance(found, str):
-            refused.append(f"{file.name}, {found}")
-        else:
-            steps.append(found)
-    return steps, refused
+    return made_of(rows_of_csv(file, "steps", COLUMNS), _step)
 
 
-def _step(row: Mapping[str, str | None], where: str) -> PublishedStep | str:
-    name = " ".join(row.get(key) or "" for key in ("round", "org", "system")).strip() or where
-    gpu = row["gpu"] or ""
-    try:
-        nodes, per_node, batch = (int(row[key] or "") for key in ("nodes", "per_node", "batch"))
-        measured_ms = float(row["ms_per_step"] or "")
-    except ValueError:
-        return f"{where}: expected whole numbers of nodes, GPUs and samples, and milliseconds"
-    if not (0 < nodes <= _MOST and 0 < per_node <= _MOST and 0 < batch <= _MOST and 0 < measured_ms < _MOST):
-        return (
-            f"{where}: {nodes} nodes of {per_node} GPUs, a batch of {batch}, {measured_ms} ms; expected more than none of each"
-        )
+def _step(row: Row) -> PublishedStep:
+    name = " ".join(row.text(key) for key in ("round", "org", "system")).strip() or f"line {row.line}"
+    gpu = row.text("gpu")
+    nodes, per_node, batch = (row.whole(key) for key in ("nodes", "per_node", "batch"))
+    measured_ms = row.number("ms_per_step")
     known = next((known for known in _DEVICES if known[0].lower() in gpu.lower()), None)
     if known is None:
-        return f"{where}: no platform has {gpu[:40]!r}"
+        raise InputError(f"no platform has {gpu[:40]!r}")
     _, device, one, several = known
     fabric = one if nodes == 1 else several
     if fabric is None:
-        return f"{where}: nobody knows how GPUs {gpu[:40]!r} are connected"
+        raise InputError(f"nobody knows how GPUs {gpu[:40]!r} are connected")
     return PublishedStep(f"{name}, batch {batch}", device, fabric, nodes * per_node, nodes, batch, measured_ms)

@@ -13,7 +13,7 @@ from pathlib import Path
 from steptime._models.error import gmae
 from steptime._platforms.situation import CARRIED, CARRIED_CALIBRATED, situations
 from steptime.errors import InputError
-from steptime_lab.validate.engine import Compared, MeasuredCase, Validation, in_processes
+from steptime_lab.validate.engine import Compared, MeasuredCase, Validation, in_processes, said_of_refused
 from steptime_lab.validate.intervals.boxes import LEAST_ROWS, boxes_of, number_of, with_number
 from steptime_lab.validate.intervals.predict import PredictedRow, predicted
 from steptime_lab.validate.intervals.rows import MeasuredSteps, read_rows
@@ -29,7 +29,6 @@ from steptime_lab.validate.intervals.widths import (
 
 _MUCH_OUTSIDE = 0.05
 _NODE = 8  # ranks that one node has in all rows so far
-_SHOWN = 20  # lines of rows that were refused
 PER_BOX = "one number per box"
 _LEAST_SOURCES = 2
 
@@ -137,5 +136,4 @@ def range_of(outside: float) -> str:
 
 def _warnings(rows: MeasuredSteps, refused: list[str]) -> list[str]:
     results = [f"{rows.missing} rows say that their config misses something, and are left out"] * (rows.missing > 0)
-    more = len(refused) - _SHOWN
-    return [*results, *refused[:_SHOWN], *([f"{more} more rows cannot be predicted"] if more > 0 else [])]
+    return [*results, *said_of_refused(refused)]

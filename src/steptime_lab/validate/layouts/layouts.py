@@ -19,7 +19,7 @@ from steptime._models.host.model import STEP, Speed
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.machine_costs import MachineCosts, RecordedRun, RecordedSpeed
 from steptime.errors import InputError
-from steptime_lab.validate.engine import Compared, MeasuredCase, Validation, in_processes
+from steptime_lab.validate.engine import Compared, MeasuredCase, Validation, in_processes, said_of_refused
 from steptime_lab.validate.layouts.choice import chosen, jobs_of
 from steptime_lab.validate.layouts.predict import PlayedLayout, answered, platform_of, questions
 from steptime_lab.validate.layouts.rows import LayoutRow, read_layouts
@@ -34,7 +34,7 @@ _CALIBRATED_ON = 24
 _TRIED = tuple(float(each) for each in np.geomspace(0.7, 3.0, 8))
 _TELLS = 0.2  # of a host's slowness is seen in a step at least, for the step to tell of it
 _LEVELS = (0.05, 0.95)
-_SHOWN, _LEAST_WIDTHS = 20, 2
+_LEAST_WIDTHS = 2
 _ASSEMBLED = (
     "the rows of vTrain's table are sums of measured pieces (docs/devices.md): those of one width, tensor parallelism and "
     "micro-batch are one measurement"
@@ -66,14 +66,13 @@ def validate_layouts(
     if not known:
         raise InputError(f"{file}: no row can be predicted; the first: {refused[0]}")
     jobs = jobs_of(known, np.array(times), np.array(draws))
-    more = len(refused) - _SHOWN
     return Validation.of(
         "layouts",
         f"one model under many layouts, {'one host factor, found on other widths' if per_box else 'defaults only'}",
         compared,
         facts=(chosen(jobs) if jobs else {})
         | {f"host_of_width_{width}": host.speed.cpu / STEP.cpu for width, host in hosts.items()},
-        warnings=[*refused[:_SHOWN], *([f"{more} more rows cannot be predicted"] if more > 0 else [])],
+        warnings=said_of_refused(refused),
         notes=(_ASSEMBLED,),
     )
 

@@ -8,7 +8,6 @@ Adam, and no recomputation: the rows' time per layer is that of forward and back
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,8 @@ from pathlib import Path
 from steptime._build.transformer.config import Transformer
 from steptime._build.transformer.parallelism import Parallelism
 from steptime._platforms.platform import PlatformParts, usual_host
-from steptime.errors import InputError, SteptimeError
+from steptime.errors import InputError
+from steptime_lab.measurements.published_rows import Row, made_of, rows_of_csv
 
 # Column of the table -> what it is called here.
 COLUMNS = {
@@ -33,7 +33,7 @@ COLUMNS = {
 }
 MEASURED = "iteration time (ms)"
 _DEVICE, _FABRIC = "a100", "a100-nvlink"
-_MOST, _MOST_ROWS, _LONGEST_MS = 1 << 24, 100_000, 1e9
+_LONGEST_MS = 1e9
 _VOCABULARY, _DROPOUT = 50_257, 0.1
 
 
@@ -60,46 +60,24 @@ class LayoutRow:
 
 def read_layouts(file: Path) -> tuple[list[LayoutRow], list[str]]:
     """The rows that can be built, and a line for each other."""
-    try:
-        with file.open(encoding="utf-8", newline="") as lines:
-            rows = list(csv.DictReader(lines))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{file}: not readable as a table of layouts ({error})") from error
-    needed = (*COLUMNS, MEASURED)
-    missing = [name for name in needed if not rows or name not in rows[0]]
-    if missing:
-        raise InputError(f"{file}: no column {missing[0]!r}; a table of layouts has {', '.join(needed)}")
-    if len(rows) > _MOST_ROWS:
-        raise InputError(f"{file}: {len(rows):,} rows; expected at most {_MOST_ROWS:,}")
-    known, refused = [], []
-    for number, row in enumerate(rows, 2):
-        found = _row(row, f"line {number}")
-        if isinstance(found, str):
-            refused.append(f"{file.name}, {found}")
-        else:
-            known.append(found)
-    return known, refused
+    return made_of(rows_of_csv(file, "layouts", (*COLUMNS, MEASURED)), _layout)
 
 
-def _row(row: Mapping[str, str | None], where: str) -> LayoutRow | str:
-    try:
-        sizes = {name: int(row[column] or "") for column, name in COLUMNS.items()}
-        measured_ms = float(row[MEASURED] or "")
-    except ValueError:
-        return f"{where}: expected whole numbers and milliseconds"
-    if not all(0 < size <= _MOST for size in sizes.values()) or not 0 < measured_ms < _LONGEST_MS:
-        return f"{where}: expected numbers of 1 to {_MOST:,} and milliseconds above 0"
+def _layout(row: Row) -> LayoutRow:
+    sizes = {name: row.whole(column) for column, name in COLUMNS.items()}
+    measured_ms = row.number(MEASURED, below=_LONGEST_MS)
     if sizes["tensor"] * sizes["data"] * sizes["pipeline"] != sizes["ranks"]:
-        return f"{where}: tensor x data x pipeline is not the {sizes['ranks']} GPUs"
-    parts, left = divmod(sizes["batch"], sizes["data"] * sizes["micro_batch"])
+        raise InputError(f"tensor x data x pipeline is not the {sizes['ranks']} GPUs; expected sizes that multiply to them")
+    multiple = sizes["data"] * sizes["micro_batch"]
+    parts, left = divmod(sizes["batch"], multiple)
     if left or not parts:
-        return f"{where}: a batch of {sizes['batch']} does not divide into micro-batches of {sizes['micro_batch']}"
-    try:
-        config = _config(sizes, parts)
-        platform = PlatformParts(f"{config.ranks}x{_DEVICE}", config.ranks, _DEVICE, usual_host(_DEVICE), _FABRIC)
-        return LayoutRow(_name(sizes), config, measured_ms, platform)
-    except SteptimeError as error:
-        return f"{where}: {error}"
+        raise InputError(
+            f"a batch of {sizes['batch']} does not divide into micro-batches of {sizes['micro_batch']} on "
+            f"{sizes['data']} replicas; expected a multiple of {multiple}"
+        )
+    config = _config(sizes, parts)
+    platform = PlatformParts(f"{config.ranks}x{_DEVICE}", config.ranks, _DEVICE, usual_host(_DEVICE), _FABRIC)
+    return LayoutRow(_name(sizes), config, measured_ms, platform)
 
 
 def _name(sizes: Mapping[str, int]) -> str:

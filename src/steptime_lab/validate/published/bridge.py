@@ -11,20 +11,20 @@ more, at the end.
 
 from __future__ import annotations
 
-import csv
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from steptime._build.transformer.config import Transformer
 from steptime._platforms.platform import PlatformParts, usual_host
 from steptime.errors import InputError, SteptimeError
-from steptime_lab.validate.engine import Compared, MeasuredCase, Validation
+from steptime_lab.measurements.published_rows import Row, made_of, rows_of_csv
+from steptime_lab.validate.engine import Compared, MeasuredCase, Validation, said_of_refused
 from steptime_lab.validate.layouts.layouts import answers, case_of
 from steptime_lab.validate.layouts.rows import LayoutRow
 from steptime_lab.validate.published.models import MEGATRON, model, pipeline
@@ -57,9 +57,10 @@ _SYSTEMS = {
 }
 # Of runs that train adapters: Megatron-Bridge's rank, beside the fused projection of queries, keys and values.
 _ADAPTERS = {"lora": {"rank": 16, "targets": ["query", "key", "value"]}}
-_MOST, _MOST_ROWS, _SHOWN = 1 << 24, 100_000, 20
-_NONE = ("", "n/a")
+_SIZES = [name for name in COLUMNS[2:13] if name != "Precision"]
+_NONE = ("", "n/a", "0")
 _LEAST_RANKED = 3
+_Known = TypeVar("_Known")
 
 
 @dataclass(frozen=True)
@@ -88,13 +89,12 @@ def validate_bridge(
             models[each.model].append(case)
     if not compared:
         raise InputError(f"{file}: no row can be predicted; the first: {refused[0]}")
-    more = len(refused) - _SHOWN
     return Validation.of(
         "bridge",
         "large models that NVIDIA trained with Megatron-Bridge, defaults only",
         compared,
         facts={"rows": float(count), "expressible": len(compared) / count} | _ranked(models),
-        warnings=[*refused[:_SHOWN], *([f"{more} more rows cannot be predicted"] if more > 0 else [])],
+        warnings=said_of_refused(refused),
     )
 
 
@@ -121,73 +121,46 @@ def _groups(each: BridgeRow) -> tuple[str | None, ...]:
 
 def read_bridge(file: Path) -> tuple[list[BridgeRow], list[str]]:
     """The rows that configs can say, and a line for each other."""
+    return made_of(rows_of_csv(file, "runs", COLUMNS), _run)
+
+
+def _run(row: Row) -> BridgeRow:
+    what = f"({row.text('model')[:40]}, {row.text('System')[:40]}, {row.text('Precision')[:20]})"
     try:
-        with file.open(encoding="utf-8", newline="") as lines:
-            rows = list(csv.DictReader(lines))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{file}: not readable as a table of runs ({error})") from error
-    missing = [name for name in COLUMNS if not rows or name not in rows[0]]
-    if missing:
-        raise InputError(f"{file}: no column {missing[0]!r}; a table of runs has {', '.join(COLUMNS)}")
-    if len(rows) > _MOST_ROWS:
-        raise InputError(f"{file}: {len(rows):,} rows; expected at most {_MOST_ROWS:,}")
-    known, refused = [], []
-    for number, row in enumerate(rows, 2):
-        found = _row(row, f"line {number}")
-        if isinstance(found, str):
-            refused.append(f"{file.name}, {found}")
-        else:
-            known.append(found)
-    return known, refused
+        return _made(row, what)
+    except SteptimeError as error:
+        raise InputError(f"{what}: {error}") from None
 
 
-def _row(row: Mapping[str, str | None], where: str) -> BridgeRow | str:
-    texts = {name: " ".join((row[name] or "").split()) for name in COLUMNS}
-    where = f"{where} ({texts['model'][:40]}, {texts['System'][:40]}, {texts['Precision'][:20]})"
-    known, system = _MODELS.get(texts["model"].lower()), _SYSTEMS.get(texts["System"].lower())
-    if known is None:
-        return f"{where}: nobody says what the layers of this model are"
-    if system is None or texts["Precision"].lower() not in _PRECISIONS:
-        return f"{where}: no such system or precision is known"
-    adapters = "lora" in (row.get("kind") or "").lower()
-    try:
-        sizes = {name: _whole(texts[name]) for name in COLUMNS[2:13] if name != "Precision"}
-        tokens = float(texts["Tokens / sec / GPU"])
-    except ValueError:
-        return f"{where}: expected whole numbers, and tokens per second"
-    if not all(0 < size <= _MOST for size in sizes.values()) or not 0 < tokens < _MOST:
-        return f"{where}: expected numbers of 1 to {_MOST:,}"
-    return _built(sizes, tokens, (known, system, texts), where, _ADAPTERS if adapters else {})
-
-
-def _whole(text: str) -> int:
-    return 1 if text.lower() in _NONE or text == "0" else int(text)
-
-
-def _built(
-    sizes: Mapping[str, int],
-    tokens: float,
-    what: tuple[str, tuple[str, str, int, str], Mapping[str, str]],
-    where: str,
-    adapters: Mapping[str, Any],
-) -> BridgeRow | str:
-    known, (device, one, most, several), texts = what
+def _made(row: Row, what: str) -> BridgeRow:
+    known = _known(row, "model", _MODELS)
+    device, one, most, several = _known(row, "System", _SYSTEMS)
+    precision = _known(row, "Precision", _PRECISIONS)
+    sizes = {name: 1 if row.text(name).lower() in _NONE else row.whole(name) for name in _SIZES}
+    tokens = row.number("Tokens / sec / GPU")
     ranks = sizes["#-GPUs"]
     replicas, left = divmod(ranks, sizes["TP"] * sizes["PP"] * sizes["CP"])
     parts, more = divmod(sizes["GBS"], max(replicas, 1) * sizes["MBS"])
     if left or more or not replicas or not parts:
-        return f"{where}: GPUs or batch do not divide by the layout"
-    try:
-        values = _config(known, sizes, _PRECISIONS[texts["Precision"].lower()], (replicas, parts))
-        config = Transformer.from_dict({**values, **adapters}, where)
-        fabric = None if ranks == 1 else one if ranks <= most else several
-        platform = PlatformParts(f"{ranks}x{device}", ranks, device, usual_host(device), fabric)
-        platform.check()
-    except SteptimeError as error:
-        return str(error)
+        raise InputError(
+            f"{ranks} GPUs or a batch of {sizes['GBS']} do not divide by the layout; "
+            "expected multiples of TP x PP x CP and of replicas x MBS"
+        )
+    adapters = _ADAPTERS if "lora" in row.text("kind").lower() else {}
+    config = Transformer.from_dict({**_config(known, sizes, precision, (replicas, parts)), **adapters})
+    fabric = None if ranks == 1 else one if ranks <= most else several
+    platform = PlatformParts(f"{ranks}x{device}", ranks, device, usual_host(device), fabric)
+    platform.check()
     measured_ms = 1e3 * sizes["GBS"] * sizes["Sequence Length"] / (tokens * ranks)
-    row = LayoutRow(f"{where[where.find('(') :]}, batch {sizes['GBS']} on {ranks}", config, measured_ms, platform)
-    return BridgeRow(row, known, texts["Precision"].upper(), texts["System"])
+    layout = LayoutRow(f"{what}, batch {sizes['GBS']} on {ranks}", config, measured_ms, platform)
+    return BridgeRow(layout, known, row.text("Precision").upper(), row.text("System"))
+
+
+def _known(row: Row, column: str, known: Mapping[str, _Known]) -> _Known:
+    found = known.get(row.text(column).lower())
+    if found is None:
+        raise row.wrong(column, f"one of {', '.join(known)}")
+    return found
 
 
 def _config(known: str, sizes: Mapping[str, int], precision: str, shared: tuple[int, int]) -> dict[str, Any]:
