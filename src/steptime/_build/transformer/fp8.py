@@ -42,6 +42,9 @@ class CastRecipe:
         return 2 if self.dtype == _FOUR else 1
 
 
+FEW_BITS = ("fp8", "mxfp8", "nvfp4")
+"""Precisions whose products have eight or four bits."""
+
 RECIPES = {
     "delayed": CastRecipe(_ENGINE),
     "current": CastRecipe(_ENGINE, finds_largest=True),

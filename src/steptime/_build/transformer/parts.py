@@ -1,4 +1,4 @@
-"""Tables of a Transformer's config besides its parallelism: experts, latent attention, adapters, Mamba-2."""
+"""Tables of a config besides its parallelism, and names of parts: experts, latent attention, adapters, Mamba-2."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from steptime._build.transformer.parallelism import Parallelism
+
+PATTERN = {"M": "mamba alone", "*": "attention alone", "-": "dense alone", "E": "experts alone"}
+"""What a layer of a hybrid is by its letter, as Megatron-core has them."""
+
+FROZEN_PARTS = ("embedding", "attention", "feed_forward", "norms", "head")
 
 _SCORES = ("softmax", "sigmoid")
 _MOST = 2**31
