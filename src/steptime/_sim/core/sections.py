@@ -12,8 +12,9 @@ here, and is held up there; neither moves the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,14 @@ from steptime._units import LONG_AGO
 from steptime.errors import DeadlockError
 
 Indices = npt.NDArray[np.int64]
+
+# Members of an enumeration are looked up slowly, and here once per call.
+_BLOCKING_COPY, _STREAM_WAIT, _EVENT_SYNC, _STREAM_SYNC, _DEVICE_SYNC = map(
+    int, (CallKind.BLOCKING_COPY, CallKind.STREAM_WAIT, CallKind.EVENT_SYNC, CallKind.STREAM_SYNC, CallKind.DEVICE_SYNC)
+)
+_OUTSIDE = -2  # less a stream: the last work of it before a section
+# Equal sections are gone through together, so many programs and scenarios of them at once: more would not stay in caches.
+_TOGETHER = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,10 +74,8 @@ class _Paths:
     """Longest paths through one section: rows are what is reached, columns beginnings; the last axis programs, scenarios."""
 
     lanes: Nanoseconds  # (lane, beginning, ...)
-    enter: Nanoseconds  # (call, beginning, ...)
-    leave: Nanoseconds
-    start: Nanoseconds  # (work, beginning, ...)
-    end: Nanoseconds
+    arrive: Nanoseconds  # (meeting, beginning, ...)
+    rows: tuple[Nanoseconds, ...]  # enter, leave (call, beginning, ...), start, end (work, beginning, ...); none: no timeline
     meets: tuple[int, ...]  # works at which programs meet, by their place in the section
     needs: frozenset[int] = frozenset()  # lanes that anything in the section waits for
     put_off: int = -1  # the lane of the only meeting, where nothing in the section waits for its end
@@ -87,12 +94,40 @@ def _waiting(lanes: Nanoseconds, rows: Sequence[Nanoseconds], meets: int) -> tup
     return needs, int(moved[0]) if alone else -1
 
 
+@dataclass(frozen=True)
+class _Section:
+    """What the paths through a section depend on besides times; equal for sections that do the same in the same order."""
+
+    calls: tuple[tuple[int, int, int, int, bool], ...]  # kind, thread, stream, what it awaits, whether it is handed over to
+    works: tuple[tuple[int, int], ...]  # the place of the call, stream
+    meets: tuple[int, ...] = ()  # works at which programs meet
+
+    @staticmethod
+    def all_of(layout: SectionLayout) -> list[_Section]:
+        """Every section of a sample. Awaited works outside the section are told by their streams, below -1."""
+        calls, works, result = layout.sample.calls, layout.sample.works, []
+        awaits, streams = calls.awaits.astype(np.int64), works.stream.astype(np.int64)
+        outside = _OUTSIDE - streams[np.maximum(awaits, 0)] if len(streams) else awaits
+        bounds = zip(layout.call_first[:-1], layout.call_first[1:], layout.work_first[:-1], layout.work_first[1:], strict=True)
+        for low, high, work_low, work_high in bounds:
+            mine = slice(low, high)
+            inside = (awaits[mine] >= work_low) & (awaits[mine] < work_high)
+            awaited = np.where(inside, awaits[mine] - work_low, np.where(awaits[mine] >= 0, outside[mine], -1))
+            columns = (calls.kind[mine], calls.thread[mine], calls.stream[mine], awaited, calls.after[mine] >= 0)
+            launched = (works.call[work_low:work_high] - low, streams[work_low:work_high])
+            result.append(_Section(_rows(columns), _rows(launched)))
+        return result
+
+
+def _rows(columns: Sequence[npt.NDArray[Any]]) -> tuple[tuple[Any, ...], ...]:
+    return tuple(zip(*(column.tolist() for column in columns), strict=True))
+
+
 class _SectionWalk:
     """Goes through a section's rows; every time is kept per beginning it is counted from."""
 
-    def __init__(self, sample: Program, section: tuple[int, int, int, int], meets: Sequence[int], times: _Times) -> None:
-        calls, works = sample.calls, sample.works
-        self._low, self._high, self._work_low, self._work_high = section
+    def __init__(self, sample: Program, section: _Section, times: _Times) -> None:
+        meets = section.meets
         self._threads, self._streams = len(sample.threads), len(sample.streams)
         self._turns = [row for row, thread in enumerate(sample.threads) if thread.role in ("main", "backward")]
         self._times, self._meets = times, list(meets)
@@ -104,24 +139,23 @@ class _SectionWalk:
         self._thread = [begin[row] for row in range(self._threads)]
         self._stream = [begin[self._threads + row] for row in range(self._streams)]
         self._pending: list[Nanoseconds | None] = [begin[self._threads + self._streams + row] for row in range(self._streams)]
-        columns = (calls.kind, calls.thread, calls.stream, calls.awaits, calls.after)
-        self._calls = list(zip(*(column[self._low : self._high].tolist() for column in columns), strict=True))
-        self._launched: dict[int, list[int]] = {}
-        for row in range(self._work_low, self._work_high):
-            self._launched.setdefault(int(works.call[row]), []).append(row)
-        self._stream_of = works.stream.tolist()
+        self._section = section
+        self._launched: dict[int, list[tuple[int, int]]] = {}
+        for place, (call, stream) in enumerate(section.works):
+            self._launched.setdefault(call, []).append((place, stream))
 
-    def paths(self) -> _Paths:
-        calls, works = self._high - self._low, self._work_high - self._work_low
+    def paths(self, *, timeline: bool) -> _Paths:
+        calls, works = len(self._section.calls), len(self._section.works)
         self._enter, self._leave = (np.empty((calls, *self._shape), dtype=np.int64) for _ in range(2))
         self._start, self._end = (np.empty((works, *self._shape), dtype=np.int64) for _ in range(2))
-        for place, (kind, thread, stream, awaits, after) in enumerate(self._calls):
-            self._call(place, kind, thread, stream, awaits, handed=after >= 0 or place == 0)
+        for place, (kind, thread, stream, awaits, handed) in enumerate(self._section.calls):
+            self._call(place, kind, thread, stream, awaits, handed=handed or place == 0)
         nothing = np.full(self._shape, LONG_AGO, dtype=np.int64)
         pending = [nothing if each is None else each for each in self._pending]
         lanes = np.stack([*self._thread, *self._stream, *pending])
         rows = (self._enter, self._leave, self._start, self._end)
-        return _Paths(lanes, *rows, tuple(self._meets), *_waiting(lanes, rows, len(self._meets)))
+        waiting = _waiting(lanes, rows, len(self._meets))
+        return _Paths(lanes, self._start[self._meets], rows if timeline else (), self._section.meets, *waiting)
 
     def _call(self, place: int, kind: int, thread: int, stream: int, awaits: int, *, handed: bool) -> None:
         times, enter = self._times, self._enter[place]
@@ -131,17 +165,17 @@ class _SectionWalk:
                 front = np.maximum(front, self._thread[other])
         np.add(front, times.gap_ns[place], out=enter)
         leave = np.add(enter, times.call_ns[place], out=self._leave[place])
-        for row in self._launched.get(self._low + place, ()):
-            self._work(row - self._work_low, self._stream_of[row], enter if kind == CallKind.BLOCKING_COPY else leave)
-            if kind == CallKind.BLOCKING_COPY:
-                np.maximum(leave, self._end[row - self._work_low] + times.return_ns[place], out=leave)
-        if kind == CallKind.STREAM_WAIT and awaits >= 0:
+        for row, of_stream in self._launched.get(place, ()):
+            self._work(row, of_stream, enter if kind == _BLOCKING_COPY else leave)
+            if kind == _BLOCKING_COPY:
+                np.maximum(leave, self._end[row] + times.return_ns[place], out=leave)
+        if kind == _STREAM_WAIT and awaits != -1:
             pending, awaited = self._pending[stream], self._awaited(awaits)
             self._pending[stream] = awaited if pending is None else np.maximum(pending, awaited)
-        elif kind == CallKind.EVENT_SYNC and awaits >= 0:
+        elif kind == _EVENT_SYNC and awaits != -1:
             np.maximum(leave, self._awaited(awaits) + times.return_ns[place], out=leave)
-        elif kind in (CallKind.STREAM_SYNC, CallKind.DEVICE_SYNC):
-            for each in [self._stream[stream]] if kind == CallKind.STREAM_SYNC else self._stream:
+        elif kind in (_STREAM_SYNC, _DEVICE_SYNC):
+            for each in [self._stream[stream]] if kind == _STREAM_SYNC else self._stream:
                 np.maximum(leave, each + times.return_ns[place], out=leave)
         self._thread[thread] = leave
 
@@ -161,9 +195,7 @@ class _SectionWalk:
 
     def _awaited(self, work: int) -> Nanoseconds:
         """When a work ends; one of an earlier section is the last of its stream, or before it."""
-        if self._work_low <= work < self._work_high:
-            return np.asarray(self._end[work - self._work_low])
-        return np.asarray(self._begin[self._threads + self._stream_of[work]])
+        return np.asarray(self._end[work] if work >= 0 else self._begin[self._threads + _OUTSIDE - work])
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,10 +212,19 @@ class _Times:
     width: int
 
 
-class Sectioned:
-    """Cohorts of one rank each, all laid out from samples."""
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A section of a program, and one of its repetitions."""
 
-    def __init__(self, cohorts: Sequence[Cohort], layouts: Sequence[SectionLayout]) -> None:
+    program: int
+    section: int
+    place: int
+
+
+class Sectioned:
+    """Cohorts of one rank each, all laid out from samples; `timeline`: whether one will be asked for."""
+
+    def __init__(self, cohorts: Sequence[Cohort], layouts: Sequence[SectionLayout], *, timeline: bool = True) -> None:
         self.cohorts, self._layouts = tuple(cohorts), tuple(layouts)
         self.scenarios = max(
             getattr(cohort.timing, name).shape[2] for cohort in cohorts for name in ("gap_ns", "call_ns", "duration_ns")
@@ -192,7 +233,7 @@ class Sectioned:
         self._members = [_members(cohort, present) for cohort in cohorts]
         self._paths = [dict[int, _Paths]() for _ in cohorts]
         for group in _by_sample(layouts):
-            self._find(group)
+            self._find(group, timeline=timeline)
         self.fronts = [self._opened(layout) for layout in layouts]
         self._begun: list[list[Nanoseconds]] = []  # per program and repetition: beginnings
         self._before = self.fronts  # where the window opened
@@ -211,54 +252,58 @@ class Sectioned:
 
     # Paths
 
-    def _find(self, group: Sequence[int]) -> None:
+    def _find(self, group: Sequence[int], *, timeline: bool) -> None:
         """The paths of all sections of one sample, for all programs that have it."""
         sample = self._layouts[group[0]].sample
-        places = [self._layouts[number].last_places() for number in group]
-        for section in sorted(set().union(*places)):
-            layout = self._layouts[group[0]]
-            bounds = (
-                *map(int, layout.call_first[section : section + 2]), *map(int, layout.work_first[section : section + 2]),
-            )  # fmt: skip
-            rows = (bounds[0], bounds[1], bounds[2], bounds[3])
-            users = [(number, place[section]) for number, place in zip(group, places, strict=True) if section in place]
-            meets = self._meeting(users[0], rows)
-            paths = _SectionWalk(sample, rows, meets, self._times(users, rows)).paths()
-            for index, (number, _) in enumerate(users):
-                self._paths[number][section] = _of_program(paths, index, self.scenarios)
+        sections: list[_Section] | None = sample.derived.get(_Section)
+        if sections is None:
+            sections = sample.derived[_Section] = _Section.all_of(self._layouts[group[0]])
+        alike: dict[_Section, list[_Use]] = {}
+        for number in group:
+            meeting = self._meeting(number)
+            for section, place in self._layouts[number].last_places().items():
+                base, shape = int(self._layouts[number].work_base[place]), sections[section]
+                meets = tuple(np.flatnonzero(meeting[base : base + len(shape.works)]).tolist())
+                alike.setdefault(replace(shape, meets=meets) if meets else shape, []).append(_Use(number, section, place))
+        most = max(1, _TOGETHER // self.scenarios)
+        for shape, every in alike.items():
+            for first in range(0, len(every), most):
+                uses = every[first : first + most]
+                paths = _SectionWalk(sample, shape, self._times(uses, shape)).paths(timeline=timeline)
+                for index, use in enumerate(uses):
+                    self._paths[use.program][use.section] = _of_program(paths, index, self.scenarios)
 
-    def _meeting(self, user: tuple[int, int], rows: tuple[int, int, int, int]) -> list[int]:
-        """The works of a section at which programs meet, by their place in it."""
-        number, place = user
-        layout, works = self._layouts[number], self.cohorts[number].program.works
-        base = int(layout.work_base[place])
-        return [
-            offset
-            for offset in range(rows[3] - rows[2])
-            if works.kind[base + offset] == WorkKind.COLLECTIVE
-            and len(self._members[number][int(works.collective[base + offset])]) > 1
-        ]
+    def _meeting(self, number: int) -> npt.NDArray[np.bool_]:
+        """Per work of a program whether it meets others there."""
+        works = self.cohorts[number].program.works
+        sizes = np.array([*map(len, self._members[number]), 0], dtype=np.int64)
+        return np.asarray((works.kind == WorkKind.COLLECTIVE) & (sizes[works.collective] > 1))
 
-    def _times(self, users: Sequence[tuple[int, int]], rows: tuple[int, int, int, int]) -> _Times:
-        calls, works = rows[1] - rows[0], rows[3] - rows[2]
+    def _times(self, uses: Sequence[_Use], shape: _Section) -> _Times:
+        places: dict[int, list[int]] = {}
+        for use in uses:
+            places.setdefault(use.program, []).append(use.place)
 
-        def side_by_side(name: str, count: int, base: Callable[[SectionLayout, int], int]) -> Nanoseconds:
+        def side_by_side(name: str, count: int, base: str) -> Nanoseconds:
             pieces = []
-            for number, place in users:
-                low = base(self._layouts[number], place)
-                values = getattr(self.cohorts[number].timing, name)[low : low + count, 0]
-                pieces.append(np.broadcast_to(values, (count, self.scenarios)))
+            for number, mine in places.items():  # in the order of uses
+                rows = getattr(self._layouts[number], base)[mine][None, :] + np.arange(count)[:, None]
+                values = getattr(self.cohorts[number].timing, name)[:, 0][rows]
+                pieces.append(
+                    np.broadcast_to(values, (count, len(mine), self.scenarios)).reshape(count, len(mine) * self.scenarios)
+                )
             return np.concatenate(pieces, axis=1)
 
+        calls, works = len(shape.calls), len(shape.works)
         return _Times(
-            gap_ns=side_by_side("gap_ns", calls, _call_base),
-            call_ns=side_by_side("call_ns", calls, _call_base),
-            return_ns=side_by_side("return_ns", calls, _call_base),
-            latency_ns=side_by_side("latency_ns", works, _work_base),
-            spacing_ns=side_by_side("spacing_ns", works, _work_base),
-            release_ns=side_by_side("release_ns", works, _work_base),
-            duration_ns=side_by_side("duration_ns", works, _work_base),
-            width=len(users) * self.scenarios,
+            gap_ns=side_by_side("gap_ns", calls, "call_base"),
+            call_ns=side_by_side("call_ns", calls, "call_base"),
+            return_ns=side_by_side("return_ns", calls, "call_base"),
+            latency_ns=side_by_side("latency_ns", works, "work_base"),
+            spacing_ns=side_by_side("spacing_ns", works, "work_base"),
+            release_ns=side_by_side("release_ns", works, "work_base"),
+            duration_ns=side_by_side("duration_ns", works, "work_base"),
+            width=len(uses) * self.scenarios,
         )
 
     # A window
@@ -296,8 +341,8 @@ class Sectioned:
             places = np.flatnonzero(order == section)
             begins = np.stack([begun[place] for place in places.tolist()], axis=1)  # (beginning, repetition, scenario)
             for table, base, rows in (
-                (calls, layout.call_base, (paths.enter, paths.leave)),
-                (works, layout.work_base, (paths.start, paths.end)),
+                (calls, layout.call_base, paths.rows[:2]),
+                (works, layout.work_base, paths.rows[2:]),
             ):
                 at = base[places][None, :] + np.arange(len(rows[0]))[:, None]
                 for into, path in zip(table, rows, strict=True):
@@ -375,7 +420,7 @@ class _SectionRun:
         while self._met // 2 < len(paths.meets):
             key, row, size = self._meeting(paths)
             if self._met % 2 == 0:  # to come, then to leave
-                arrival = _through(paths.start[paths.meets[self._met // 2]][None], self._begin)[0]
+                arrival = _through(paths.arrive[self._met // 2][None], self._begin)[0]
                 self._arrived.setdefault(key, []).append(arrival)
                 self._met += 1
             if len(self._arrived[key]) < size:
@@ -438,14 +483,7 @@ def _of_program(paths: _Paths, index: int, scenarios: int) -> _Paths:
     def own(values: Nanoseconds) -> Nanoseconds:
         return np.ascontiguousarray(values[:, :, piece])
 
-    return replace(
-        paths,
-        lanes=own(paths.lanes),
-        enter=own(paths.enter),
-        leave=own(paths.leave),
-        start=own(paths.start),
-        end=own(paths.end),
-    )
+    return replace(paths, lanes=own(paths.lanes), arrive=own(paths.arrive), rows=tuple(map(own, paths.rows)))
 
 
 def _members(cohort: Cohort, present: frozenset[int]) -> tuple[tuple[int, ...], ...]:
@@ -460,11 +498,3 @@ def _by_sample(layouts: Sequence[SectionLayout]) -> list[list[int]]:
     for number, layout in enumerate(layouts):
         groups.setdefault(id(layout.sample), []).append(number)
     return list(groups.values())
-
-
-def _call_base(layout: SectionLayout, place: int) -> int:
-    return int(layout.call_base[place])
-
-
-def _work_base(layout: SectionLayout, place: int) -> int:
-    return int(layout.work_base[place])

@@ -44,10 +44,12 @@ def steady(
     departures: Departures | None = None,
 ) -> Steady:
     """Repeat the window, all ranks starting together with empty queues, until it repeats itself."""
-    layouts = [SectionLayout.of(cohort) for cohort in cohorts] if departures is None else [None]
-    known = [layout for layout in layouts if layout is not None]
-    if len(known) == len(layouts):
-        return _steady_sections(Sectioned(cohorts, known), iterations_at_most, queue_depth)
+    layouts = _laid_out(cohorts, departures)
+    if layouts:
+        step = Sectioned(cohorts, layouts)
+        fronts, cycle = _sections_repeated(step, iterations_at_most)
+        first, period = np.asarray(fronts[0].max(axis=0), dtype=np.int64), _period(fronts, cycle)
+        return Steady(period, first, step.timeline(period, queue_depth), len(fronts), bool(cycle.all()))
     idle = [_idle(cohort) for cohort in cohorts]
     playback = Playback(idle, find_schedule(idle, queue_depth=queue_depth, repeated=True), departures)
     history = [_History(playback, number) for number in range(len(idle))]
@@ -65,8 +67,23 @@ def steady(
     return Steady(period, first, _last_window(playback, history, queue_depth), len(fronts), bool(cycle.all()))
 
 
-def _steady_sections(step: Sectioned, iterations_at_most: int, queue_depth: int | None) -> Steady:
-    """The same for steps that are laid out from samples."""
+def steady_period(cohorts: Sequence[Cohort], *, iterations_at_most: int = 64) -> npt.NDArray[np.float64]:
+    """The period alone, per scenario: of many scenarios of a long step a timeline is most of the work."""
+    layouts = _laid_out(cohorts, None)
+    if not layouts:
+        return steady(cohorts, iterations_at_most=iterations_at_most).period_ns
+    return _period(*_sections_repeated(Sectioned(cohorts, layouts, timeline=False), iterations_at_most))
+
+
+def _laid_out(cohorts: Sequence[Cohort], departures: Departures | None) -> list[SectionLayout]:
+    """How all cohorts were laid out from samples; empty where one was not, or where ranks leave exchanges one at a time."""
+    layouts = [SectionLayout.of(cohort) for cohort in cohorts] if departures is None else [None]
+    known = [layout for layout in layouts if layout is not None]
+    return known if len(known) == len(layouts) else []
+
+
+def _sections_repeated(step: Sectioned, iterations_at_most: int) -> tuple[list[Nanoseconds], npt.NDArray[np.int64]]:
+    """Fronts of all windows that were played, and the cycle of each scenario."""
     step.play()
     fronts = [step.lanes]
     cycle = np.zeros(step.scenarios, dtype=np.int64)
@@ -74,9 +91,7 @@ def _steady_sections(step: Sectioned, iterations_at_most: int, queue_depth: int 
         step.play()
         fronts.append(step.lanes)
         cycle = _cycle(fronts)
-    first = np.asarray(fronts[0].max(axis=0), dtype=np.int64)
-    period = _period(fronts, cycle)
-    return Steady(period, first, step.timeline(period, queue_depth), len(fronts), bool(cycle.all()))
+    return fronts, cycle
 
 
 def _idle(cohort: Cohort) -> Cohort:

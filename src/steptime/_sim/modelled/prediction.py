@@ -30,7 +30,7 @@ from steptime._platforms.recorded_kernels import CarriedKernels
 from steptime._platforms.situation import Situation, situation_of
 from steptime._program.one_step import one_step
 from steptime._program.workload import UnnamedMemory, Workload
-from steptime._sim.core.steady import Steady, steady
+from steptime._sim.core.steady import Steady, steady_period
 from steptime._sim.core.timing import Cohort
 from steptime._sim.explain.activity import Window
 from steptime._sim.modelled.issue import Issued
@@ -193,7 +193,7 @@ def draws_ns(
     played = (of_cohort.cohort for of_cohort in drawless.timeline.cohorts)
     power = _power_factors(step, drawless, calibration, clocks)
     cohorts = [_drawn(*each, calibration, known) for each in zip(step.programs, played, power, strict=True)]
-    return np.asarray(steady(cohorts, iterations_at_most=24).period_ns, dtype=np.float64)
+    return steady_period(cohorts, iterations_at_most=24)
 
 
 def _power_factors(step: ModelledStep, drawless: Steady, calibration: Calibration, clocks: Floats) -> list[Floats | None]:
