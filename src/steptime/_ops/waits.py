@@ -104,8 +104,6 @@ class _Open:
     step: int
     results: tuple[Tensor, ...]
     sent: tuple[Tensor, ...]
-    in_order: bool
-    reducer: bool
 
 
 @dataclass
@@ -133,7 +131,10 @@ class _Follow:
         if recorded:
             self._take_recorded({work: index for index, (_, work) in enumerate(pairs)})
         self._memory: dict[int, _Memory] = defaultdict(_Memory)
-        self._open: list[_Open] = []
+        self._open: dict[int, _Open] = {}  # by place
+        self._holding: dict[int, dict[int, _Open]] = defaultdict(dict)  # per storage: those in flight that receive or send it
+        self._steps: set[int] = set()  # of what is in flight
+        self._urgent: dict[str, list[_Open]] = {ORDER: [], REDUCER: []}  # that wait for no data
         self._recorded, self._ordered = recorded, ordered
         self._unseen: dict[int, int] = {}
 
@@ -146,11 +147,12 @@ class _Follow:
             elif self._recorded and name in _WAIT_TENSOR:
                 arguments = self._table.arguments[row]
                 mentioned = tuple(_on_device(arguments.inputs + arguments.outputs))
-                self._end([each for each in self._open if _meet(mentioned, each.results)], row, WAIT)
+                held = self._held(map(_storage, mentioned))
+                self._end([each for each in held if _meet(mentioned, each.results)], row, WAIT)
             elif effect is not _NOTHING:
                 self._pass(row, effect)
             elif name.startswith(_COMPILED):
-                for each in self._open:
+                for each in self._open.values():
                     if each.results and each.step == self._table.steps[row]:
                         self._unseen.setdefault(each.place, row)
         for index, row in self._unseen.items():
@@ -195,7 +197,7 @@ class _Follow:
         arguments = self._table.arguments[row]
         sent, results = tuple(_on_device(arguments.inputs)), tuple(_on_device(arguments.outputs))
         # A collective that sends the result of another waits for it.
-        self._end([each for each in self._open if _touches(_Effect(reads=sent, writes=results), each)], row, DATA)
+        self._end_touched(_Effect(reads=sent, writes=results), row)
         sent_by = max((self._written(tensor) for tensor in sent), default=-1)
         for tensor in results or sent:
             self._memory[_storage(tensor)].writes.append((tensor, row))
@@ -203,32 +205,65 @@ class _Follow:
             self._sent_by[index] = sent_by
             if self._needed_by[index] < 0:
                 in_order, reducer = self._ordered and self._called_in_order(row), self._of_reducer(row)
-                self._open.append(_Open(index, self._table.steps[row], results or sent, sent, in_order, reducer))
+                self._begin(_Open(index, self._table.steps[row], results or sent, sent), in_order=in_order, reducer=reducer)
+
+    def _begin(self, flying: _Open, *, in_order: bool, reducer: bool) -> None:
+        self._open[flying.place] = flying
+        self._steps.add(flying.step)
+        for tensor in (*flying.results, *flying.sent):
+            self._holding[_storage(tensor)][flying.place] = flying
+        for reason, holds in ((ORDER, in_order), (REDUCER, reducer)):
+            if holds:
+                self._urgent[reason].append(flying)
 
     def _pass(self, row: int, effect: _Effect) -> None:
         for tensor in effect.born:
             self._reuse(_storage(tensor), row)
-        if self._open:
-            self._open = [each for each in self._open if each.step == self._table.steps[row]]
-        if self._open and (effect.reads or effect.writes):
-            after = self._table.phases[row] != Phase.BACKWARD
-            self._end([each for each in self._open if each.in_order], row, ORDER)
-            self._end([each for each in self._open if _touches(effect, each)], row, DATA)
-            self._end([each for each in self._open if each.reducer and after], row, REDUCER)
+        step = self._table.steps[row]
+        if self._steps - {step}:
+            for each in [each for each in self._open.values() if each.step != step]:
+                self._forget(each)
+            self._steps = {step}
+        if self._open and effect.touched:
+            self._end_urgent(row, ORDER)
+            self._end_touched(effect, row)
+            if self._table.phases[row] != Phase.BACKWARD:
+                self._end_urgent(row, REDUCER)
         for tensor in (*effect.writes, *effect.perhaps):
             self._memory[_storage(tensor)].writes.append((tensor, row))
 
     def _reuse(self, storage: int, row: int) -> None:
         # The allocator hands out memory of a collective in flight only once the collective is over.
         self._memory[storage] = _Memory(row)
-        for each in self._open:
+        for each in self._holding.pop(storage, {}).values():
             each.results = tuple(other for other in each.results if _storage(other) != storage)
             each.sent = tuple(other for other in each.sent if _storage(other) != storage)
+
+    def _held(self, storages: Iterable[int]) -> list[_Open]:
+        """What is in flight about any of these storages."""
+        found = {place: each for storage in storages for place, each in self._holding.get(storage, {}).items()}
+        return list(found.values())
+
+    def _end_touched(self, effect: _Effect, row: int) -> None:
+        held = self._held(effect.touched)
+        if held:
+            self._end([each for each in held if _touches(effect, each)], row, DATA)
+
+    def _end_urgent(self, row: int, reason: str) -> None:
+        if self._urgent[reason]:
+            self._end([each for each in self._urgent[reason] if each.place in self._open], row, reason)
+            self._urgent[reason] = []
 
     def _end(self, waited: Sequence[_Open], row: int, reason: str) -> None:
         for each in waited:
             self._needed_by[each.place], self._reasons[each.place] = row, reason
-            self._open.remove(each)
+            self._forget(each)
+
+    def _forget(self, each: _Open) -> None:
+        """It is in flight no longer."""
+        del self._open[each.place]
+        for tensor in (*each.results, *each.sent):
+            self._holding[_storage(tensor)].pop(each.place, None)
 
     def _written(self, tensor: Tensor) -> int:
         memory = self._memory[_storage(tensor)]
