@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from steptime._hardware.fabric import FOLDER, fabric_names, fabric_toml, read_fabric
+from steptime._hardware.fabric import FOLDER, fabric_names, fabric_toml, place_together, read_fabric
 from steptime.errors import InputError
 
 SHIPPED = {
@@ -72,6 +72,15 @@ def test_a_fabric_survives_being_written_and_read_back(tmp_path: Path) -> None:
         assert again.models == (None if limits.models is None else tmp_path / f"{name}.json")
 
 
+@pytest.mark.parametrize("name", [name for name in fabric_names() if "-ib" in name])
+def test_shipped_clusters_have_a_card_for_every_gpu(name: str) -> None:
+    """As their titles say: GPUs of two nodes that talk in pairs do not wait for each other."""
+    limits = read_fabric(name)
+    pairs = [(local, limits.gpus_per_node + local) for local in range(limits.gpus_per_node)]
+    assert "card per GPU" in limits.title
+    assert {placed.sharing for placed in place_together(limits, pairs)} == {1}
+
+
 def test_neighbours_share_a_card_where_there_are_fewer(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(CLUSTER)
@@ -112,7 +121,7 @@ def test_a_bad_fabric_is_refused_with_one_line_that_names_the_fault(tmp_path: Pa
 
 
 def test_an_unknown_fabric_is_answered_with_those_that_are_there() -> None:
-    with pytest.raises(InputError, match=r"nearest known are .*nvlink"):
+    with pytest.raises(InputError, match=r"nearest known are .*h100-ib400"):
         read_fabric("infiniband")
 
 
