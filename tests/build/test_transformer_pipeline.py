@@ -72,6 +72,22 @@ def test_what_a_stage_sends_the_next_one_receives(schedule: str) -> None:
             assert count[Move("send", way)] == other[Move("receive", way)]
 
 
+def test_receives_that_are_asked_for_ahead_run_beside_the_pass_before_and_nothing_else_changes() -> None:
+    parallel = Parallelism(pipeline=4, schedule="interleaved", chunks=2)
+    ahead = replace(parallel, overlap_p2p_comm=True)
+    for stage in range(4):
+        order = list(moves(ahead, stage, 8))
+        assert [each for each in order if isinstance(each, Action)] == actions(parallel, stage, 8)
+        awaited = [place for place, each in enumerate(order) if isinstance(each, Move) and each.what == "await"]
+        for place in awaited[1:]:
+            asked = max(at for at in range(place) if order[at] == Move("ask", order[place].way))
+            assert sum(isinstance(each, Action) for each in order[asked:place]) == 1
+        plain = Counter(each for each in moves(parallel, stage, 8) if isinstance(each, Move))
+        count = Counter(each for each in order if isinstance(each, Move))
+        for way in (FORWARD, BACKWARD):
+            assert count[Move("ask", way)] == count[Move("await", way)] == plain[Move("receive", way)]
+
+
 def test_stages_hold_all_layers_once_and_may_be_uneven() -> None:
     even = [len(each) for each in layers_of(Parallelism(pipeline=3), 8)]
     assert even == [3, 3, 2]
@@ -87,6 +103,7 @@ def test_stages_hold_all_layers_once_and_may_be_uneven() -> None:
         Parallelism(pipeline=2),
         Parallelism(pipeline=4, schedule="gpipe"),
         Parallelism(pipeline=2, chunks=2, schedule="interleaved"),
+        Parallelism(pipeline=2, chunks=2, schedule="interleaved", overlap_p2p_comm=True),
         Parallelism(pipeline=2, data=2),
         Parallelism(pipeline=2, fsdp=2),
         Parallelism(pipeline=2, tensor=2),

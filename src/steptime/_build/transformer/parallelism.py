@@ -44,6 +44,7 @@ class Parallelism:
     overlap_param_gather: bool = True  # parameters are gathered beside the forward pass
     grad_reduce_in_fp32: bool = True  # gradients are kept and scattered in fp32, whatever the weights are
     schedule: str = "1f1b"  # of a pipeline's micro-batches
+    overlap_p2p_comm: bool = False  # of interleaved pipelines, as Megatron-LM calls it: receives run beside the pass before
     chunks: int = 1  # parts of the model on every rank of an interleaved pipeline (virtual stages)
     stages: tuple[int, ...] = ()  # layers of each stage, or of each chunk in order of the model; empty: as even as can be
     context_exchange: str = "ring"  # how ranks of one sequence see each other's keys and values
@@ -162,6 +163,11 @@ def _wrong_stages(parallel: Parallelism, layers: int) -> Iterator[str]:
             f"parallel.schedule is {parallel.schedule!r} with chunks {parallel.chunks}; "
             "give 'interleaved' and 2 or more chunks, or neither"
         )
+    overlaps: object = parallel.overlap_p2p_comm  # what a file says may be anything
+    if not isinstance(overlaps, bool):
+        yield f"parallel.overlap_p2p_comm is {overlaps!r}; expected true or false"
+    elif overlaps and parallel.chunks == 1:
+        yield "parallel.overlap_p2p_comm is of interleaved pipelines; give parallel.chunks of 2 or more, or leave it out"
     if parallel.chunks > 1 and parallel.pipeline == 1:
         yield "parallel.chunks are of a pipeline; give parallel.pipeline of 2 or more"
     if parallel.stages and len(parallel.stages) != stages:

@@ -145,7 +145,7 @@ class Sampling:
                 kind = self.kind(number)
                 chunks = [chunk for chunk in range(len(self.parts)) if self.like(chunk, kind) == chunk]
                 for chunk in chunks if way == FORWARD else reversed(chunks):
-                    yield from (each for each in (Move("receive", way),) if each in there)
+                    yield from (each for what in ("receive", "ask", "await") if (each := Move(what, way)) in there)
                     yield Action(way, chunk, number)
                     yield from (each for each in (Move("send", way), Move("wait", way)) if each in there)
 

@@ -6,7 +6,8 @@ does so with several chunks of the model on every rank, in rounds of as many mic
 al., arXiv 2104.04473, section 2.2).
 
 A send that goes to the rank of the next receive leaves in one batch with it, as in PyTorch's and Megatron-LM's schedules: what
-is computed next waits for both. Another send runs beside what is computed next, and the send after it waits.
+is computed next waits for both. Another send runs beside what is computed next, and the send after it waits. With
+`overlap_p2p_comm` what the pass after next needs is asked for before the next one begins, as Megatron-LM does it with chunks.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ class Action(NamedTuple):
 
 
 class Move(NamedTuple):
-    """Something between passes: a receive, a send, or waiting for the last send."""
+    """Something between passes: a receive, asking for one and waiting for it apart, a send, or waiting for the last send."""
 
-    what: str  # receive | send | wait
+    what: str  # receive | ask | await | send | wait
     way: str  # of what is moved: activations go forward, their gradients backward
 
 
@@ -64,12 +65,19 @@ def moves(parallel: Parallelism, stage: int, micro_batches: int) -> Iterator[Act
     """The passes of a stage with what it sends and receives between them."""
     flying: set[str] = set()  # ways of sends that nobody waited for yet
     before: Action | None = None
-    for action in actions(parallel, stage, micro_batches):
-        if _receives(parallel, stage, action):
-            yield Move("receive", action.way)
+    passes = actions(parallel, stage, micro_batches)
+    receives = [_receives(parallel, stage, action) for action in passes]
+    ahead = parallel.overlap_p2p_comm
+    if ahead and receives[0]:
+        yield Move("ask", passes[0].way)
+    for place, action in enumerate(passes):
+        if receives[place]:
+            yield Move("await" if ahead else "receive", action.way)
             if before is not None and before.way != action.way and before.way in flying and parallel.chunks == 1:
                 flying.remove(before.way)
                 yield Move("wait", before.way)
+        if ahead and any(receives[place + 1 : place + 2]):
+            yield Move("ask", passes[place + 1].way)
         yield action
         if _sends(parallel, stage, action):
             if action.way in flying:

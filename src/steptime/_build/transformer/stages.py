@@ -55,6 +55,7 @@ class StageProgram:
         self._made: dict[tuple[int, str], Tensor] = {}  # and what it made
         self._passed: dict[str, Tensor] = {}  # by way: what was received last, or is to be sent
         self._sent: dict[str, int] = {}  # by way: the last send
+        self._asked: dict[str, tuple[Tensor, int]] = {}  # by way: what is being received
         self._twins: dict[int, int] = {}  # storages that a sample leaves out, each with one that it has
 
     def program(self) -> Program:
@@ -144,14 +145,17 @@ class StageProgram:
     def _move(self, move: Move) -> None:
         emit, parallel, way, stage = self._emit, self._config.parallel, move.way, self._sampling.stage
         emit.section(self._sampling.of_move(move))
-        if move.what == "receive":
+        group = between((stage + (-1 if way == FORWARD else 1)) % parallel.pipeline, parallel, way)
+        if move.what in ("receive", "ask"):
             x = emit.tensor(self._config.hidden_shape, self._config.dtype)
-            group = between((stage + (-1 if way == FORWARD else 1)) % parallel.pipeline, parallel, way)
-            emit.wait(emit.receive(x, group), group)
+            self._asked[way] = x, emit.receive(x, group)
+        if move.what in ("receive", "await"):
+            x, number = self._asked.pop(way)
+            emit.wait(number, group)
             self._passed[way] = self._tape.leaf(x) if way == FORWARD else x
         elif move.what == "send":
             self._sent[way] = emit.send(self._passed[way], between(stage, parallel, way))
-        else:
+        elif move.what == "wait":
             emit.wait(self._sent[way], between(stage, parallel, way))
 
     # The update

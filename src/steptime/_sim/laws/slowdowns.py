@@ -30,7 +30,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from steptime._models.collectives.overlap import Overlap, is_persistent
+from steptime._models.collectives.overlap import ANALYTIC, Overlap, is_persistent
 from steptime._models.lookups.contention import MemoryUse
 from steptime._program.program import WorkKind
 from steptime._sim.core.sections import SectionLayout
@@ -44,6 +44,7 @@ Flags = npt.NDArray[np.bool_]
 # Wire-bound steps settle in 2; ranks that want 1.5 times what the memory gives need 10 to 17, but their end moves by less than
 # 0.1 % after 8. Four made-up ranks that want nearly everything and never meet still want 0.3 % after 20: `Settling` says so.
 ROUNDS = 12
+_POINT_TO_POINT = ("send", "recv")
 # How far durations move towards what is wanted, after the first round. At 0.7 and above crowded timelines oscillate.
 LATER_STEP = 0.5
 # Of steps that are laid out from samples: times that a window is played before durations have settled.
@@ -147,13 +148,15 @@ class _Works:
     members: Nanoseconds  # (work,) ranks that take part; 1 for what is no collective
 
     @classmethod
-    def of(cls, cohort: Cohort) -> _Works:
+    def of(cls, cohort: Cohort, law: Overlap) -> _Works:
         program = cohort.program
         kinds = program.works.kind
+        # On paper a block for each connection of a pair, two of them (nccl.toml): too few SMs for kernels to notice.
+        passed = [law.source == ANALYTIC and collective.kind in _POINT_TO_POINT for collective in program.collectives]
         sizes = [*(max(1, len(collective.ranks)) for collective in program.collectives), 1]  # the last where there is none
         return cls(
             cohort.timing.duration_ns,
-            kinds == WorkKind.COLLECTIVE,
+            (kinds == WorkKind.COLLECTIVE) & ~np.array([*passed, False], dtype=np.bool_)[program.works.collective],
             kinds == WorkKind.KERNEL,
             np.array([is_persistent(name) for name in program.names], dtype=np.bool_)[program.works.name],
             np.array(sizes, dtype=np.int64)[program.works.collective],
@@ -171,7 +174,7 @@ class CollectivesBesideKernels:
     @classmethod
     def of(cls, cohorts: Sequence[Cohort], law: Overlap, *, share: int = 1) -> CollectivesBesideKernels:
         """Of cohorts whose durations are those of works alone."""
-        return cls(law, tuple(_Works.of(cohort) for cohort in cohorts), share)
+        return cls(law, tuple(_Works.of(cohort, law) for cohort in cohorts), share)
 
     def slowdowns(self, timeline: Timeline, period_ns: Nanoseconds) -> list[Factors]:
         """As `Law` has it."""
