@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from steptime._build.transformer.fp8 import FEW_BITS, RECIPES
 from steptime._build.transformer.parallelism import DEGREES, wrong_parallelism
-from steptime._build.transformer.parts import FROZEN_PARTS, PATTERN
+from steptime._build.transformer.parts import FROZEN_PARTS, FUSED, PATTERN
 from steptime._build.transformer.recompute import wrong_recompute
 from steptime._program.program import MOST_RANKS
 
@@ -181,6 +181,8 @@ def _wrong_together(model: Transformer) -> Iterator[str]:
             "unfused attention, as in Megatron-LM, needs head = 'language_model', as many kv_heads as heads "
             "and a precision other than 'bf16-autocast'"
         )
+    if model.experts.exchange == FUSED and not model.fused:
+        yield "experts.exchange = 'fused' goes with fused = true; give both, or exchange = 'all_to_all'"
     if model.experts.capacity and model.fused:
         yield "experts.capacity cannot be built with fused = true; leave one of them out"
     yield from _wrong_attention(model)

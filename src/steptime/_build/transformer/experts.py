@@ -31,7 +31,7 @@ from steptime._build.emit.views import reshape, to_dtype, transpose, view
 from steptime._build.emit.writer import EXPERT
 from steptime._build.transformer import fused_experts
 from steptime._build.transformer.capacity import batched, capacity_of, places
-from steptime._build.transformer.parts import Experts
+from steptime._build.transformer.parts import FUSED, Experts
 from steptime._program.program import Tensor
 
 _PRODUCTS, _SCORES = "bfloat16", "float32"
@@ -103,9 +103,11 @@ def _with_capacity(tape: Tape, copies: Tensor, weights: ExpertWeights) -> Tensor
 
 def _made_fused(tape: Tape, x: Tensor, rows: Tensor, routing: _Routing, products: LinearProducts) -> Tensor:
     weights, top_k = routing.weights, routing.config.top_k
-    copies, factors, counts = fused_experts.permute(tape, x, rows, top_k), routing.factors, routing.counts
     ways, several = tape.emit.group_size(EXPERT), routing.config.count > tape.emit.group_size(EXPERT)
     experts = fused_experts.FusedExperts(products, weights.up, weights.down, weights.gated)
+    if ways > 1 and routing.config.exchange == FUSED:
+        return _made_once(tape, x, routing, experts)
+    copies, factors, counts = fused_experts.permute(tape, x, rows, top_k), routing.factors, routing.counts
     if ways == 1:
         made = experts.of(tape, copies, counts, factors)
         return fused_experts.unpermute(tape, made, rows, top_k)
@@ -117,6 +119,28 @@ def _made_fused(tape: Tape, x: Tensor, rows: Tensor, routing: _Routing, products
     made = experts.of(tape, arrived, here, scores)
     made = fused_experts.sort_chunks(tape, made) if several else made
     return fused_experts.unpermute(tape, _all_to_all(tape, made, from_ranks, to_ranks), rows, top_k)
+
+
+def _made_once(tape: Tape, x: Tensor, routing: _Routing, experts: fused_experts.FusedExperts) -> Tensor:
+    """As DeepEP and HybridEP exchange: a token goes to a rank once and is copied there for its experts; back comes their sum.
+
+    All ranks see the choices of all, of which the host reads how many rows will come. The sum over ranks is a part of the
+    exchange.
+    """
+    emit, config, (tokens, _) = tape.emit, routing.config, x.shape
+    ways, copies = emit.group_size(EXPERT), tokens * config.top_k
+    choices = emit.tensor((ways * tokens, config.count), "bool")
+    emit.wait(emit.all_gather(choices, emit.tensor((tokens, config.count), "bool"), EXPERT), EXPERT)
+    here = emit.new("sum", (choices, (0,), False, None), (config.count,), "int64")
+    here = emit.viewed(emit.sliced(here, 0, 0, config.count // ways), (config.count // ways,))
+    emit.read_back(here)
+    sent = round(tokens * config.ranks_of_token(ways))
+    (to_ranks, from_ranks), (_, arriving) = _splits(sent, ways, config), _splits(copies, ways, config)
+    arrived = _all_to_all(tape, fused_experts.spread(tape, x, sent), to_ranks, from_ranks)
+    factors = select_rows(tape, routing.factors, emit.arange(sum(arriving)))
+    made = experts.of(tape, fused_experts.permute_rows(tape, arrived, sum(arriving)), here, factors)
+    back = _all_to_all(tape, fused_experts.permute_rows(tape, made, sum(from_ranks)), from_ranks, to_ranks)
+    return fused_experts.spread(tape, back, tokens)
 
 
 def _scored(tape: Tape, x: Tensor, router: Tensor, config: Experts) -> tuple[Tensor, Tensor]:

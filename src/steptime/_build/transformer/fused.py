@@ -49,6 +49,35 @@ def rotary(tape: Tape, x: Tensor, angles: Tensor) -> Tensor:
     return tape.node("FusedRoPEFuncBackward", (x,), y, backward)
 
 
+def turned_end(tape: Tape, x: Tensor, angles: Tensor) -> Tensor:
+    """Heads whose last elements, as many as angles have, are turned in place."""
+    emit, last = tape.emit, len(x.shape) - 1
+
+    def turned(name: str, heads: Tensor) -> Tensor:
+        end = emit.sliced(heads, last, heads.shape[-1] - angles.shape[-1], heads.shape[-1])
+        _op(emit, f"fused_rope_{name}", (end, angles), (end,))
+        return emit.view(heads)
+
+    y = turned("forward", x)
+    return tape.node("FusedMLARoPEQBackward", (x,), y, lambda gradient: turned("backward", gradient))
+
+
+def keys_and_values(tape: Tape, x: Tensor, key: Tensor, angles: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Of heads with the still part of a key before a value: whole keys, whose end is the one turned for all, and the values."""
+    emit = tape.emit
+    keys = emit.tensor((*x.shape[:-1], x.shape[-1] - width + key.shape[-1]), x.dtype)
+    values = emit.tensor((*x.shape[:-1], width), x.dtype)
+    _op(emit, "mla_rope_kv_forward", (x, key, angles), (keys, values), node=True)
+
+    def backward(gradients: Gradients) -> Gradients:
+        results = emit.tensor(x.shape, x.dtype), emit.tensor(key.shape, key.dtype)
+        _op(emit, "mla_rope_kv_backward", (*gradients, angles), results)
+        return results
+
+    tape.record("FusedMLARoPEKVBackward", (x, key), (keys, values), backward)
+    return keys, values
+
+
 def swiglu(tape: Tape, x: Tensor) -> Tensor:
     """The first half of every row, through SiLU, times the second."""
     emit = tape.emit

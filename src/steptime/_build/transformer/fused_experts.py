@@ -41,6 +41,26 @@ def _added_up(emit: Emitter, x: Tensor, copies: int) -> Tensor:
     return emit.new("sum", (by_token, (1,), False, None), (by_token.shape[0], x.shape[1]))
 
 
+def permute_rows(tape: Tape, x: Tensor, rows: int) -> Tensor:
+    """So many rows of these: copied for their experts, or a token's copies added up; in backward the other way."""
+    emit, name = tape.emit, "moe_permute" if rows > x.shape[0] else "moe_unpermute"
+
+    def moved(given: Tensor, count: int, name: str) -> Tensor:
+        y = emit.tensor((count, given.shape[1]), given.dtype)
+        emit.write(f"transformer_engine::{name}", (given, count), (y,), sequence=emit.sequence)
+        return y
+
+    other = {"moe_permute": "moe_unpermute", "moe_unpermute": "moe_permute"}[name]
+    return tape.node(f"{name}Backward", (x,), moved(x, rows, name), lambda gradient: moved(gradient, x.shape[0], other))
+
+
+def spread(tape: Tape, x: Tensor, rows: int) -> Tensor:
+    """Rows as an exchange of tokens reads or writes them, one for every rank that a token goes to: nothing is moved for it."""
+    emit = tape.emit
+    y = emit.view(x, (rows, x.shape[1]), (x.shape[1], 1))
+    return tape.node("ExchangedBackward", (x,), y, lambda gradient: emit.view(gradient, x.shape, (x.shape[1], 1)))
+
+
 def sort_chunks(tape: Tape, x: Tensor) -> Tensor:
     """Pieces of rows in another order, and back in backward."""
     emit, name = tape.emit, "_moe_chunk_sort"

@@ -2,6 +2,7 @@
 
 A narrow layer makes what keys and values of all heads are made of, and one key that carries the positions for all of them; a
 second layer makes a head's keys and values. Queries may come the same way. Tensor parallelism splits the second layers.
+With `fused_rope` kernels of Megatron-core turn queries in place and write whole keys and values at once.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from steptime._build.emit.layers import linear, rms_norm
+from steptime._build.emit.layers import linear
 from steptime._build.emit.tape import Tape
 from steptime._build.emit.views import cat_last, expand, split_last, transpose, view
+from steptime._build.transformer.fused import keys_and_values, turned_end
 from steptime._build.transformer.parts import LatentAttention
 from steptime._program.program import Tensor
 
@@ -35,7 +37,9 @@ class Surroundings:
     by_columns: Callable[[Tensor, Tensor], Tensor]  # a layer split among tensor-parallel ranks
     for_all: Callable[[Tensor], Tensor]  # what all tensor-parallel ranks use for their own heads
     turned: Callable[[Tensor], Tensor]  # by positions
+    normed: Callable[[Tensor, Tensor], Tensor]  # by a weight
     sequence_first: bool
+    angles: Callable[[Tensor], Tensor] | None = None  # of positions, where kernels turn and join
 
 
 def latent_heads(
@@ -44,13 +48,16 @@ def latent_heads(
     """Queries, keys and values by heads."""
     by_heads = 2 if around.sequence_first else 1
     q = _heads(tape, _queries(tape, x, weights, around), widths.nope + widths.rope, around)
-    still, moving = split_last(tape, q, (widths.nope, widths.rope))
     both, key = split_last(tape, linear(tape, x, weights.down), (widths.kv_rank, widths.rope))
-    made = around.by_columns(rms_norm(tape, both, weights.norm), weights.up)
-    still_key, value = split_last(tape, _heads(tape, made, widths.nope + widths.value, around), (widths.nope, widths.value))
+    made = _heads(tape, around.by_columns(around.normed(both, weights.norm), weights.up), widths.nope + widths.value, around)
     key = around.for_all(key)
     shape = (*key.shape[:by_heads], 1, *key.shape[by_heads:])
     moving_key = view(tape, key, shape)
+    if around.angles is not None:
+        angles = around.angles(moving_key)
+        return turned_end(tape, q, angles), *keys_and_values(tape, made, moving_key, angles, widths.value)
+    still, moving = split_last(tape, q, (widths.nope, widths.rope))
+    still_key, value = split_last(tape, made, (widths.nope, widths.value))
     moving, moving_key = around.turned(moving), around.turned(moving_key)
     spread = expand(tape, moving_key, (*still_key.shape[:3], widths.rope))
     return cat_last(tape, (still, moving)), cat_last(tape, (still_key, spread)), value
@@ -59,7 +66,7 @@ def latent_heads(
 def _queries(tape: Tape, x: Tensor, weights: LatentWeights, around: Surroundings) -> Tensor:
     if weights.query_down is None or weights.query_norm is None:
         return around.by_columns(x, weights.query_up)
-    return around.by_columns(rms_norm(tape, linear(tape, x, weights.query_down), weights.query_norm), weights.query_up)
+    return around.by_columns(around.normed(linear(tape, x, weights.query_down), weights.query_norm), weights.query_up)
 
 
 def _heads(tape: Tape, x: Tensor, width: int, around: Surroundings) -> Tensor:

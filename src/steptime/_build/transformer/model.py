@@ -166,11 +166,14 @@ class Model:
 
     def _normed(self, x: Tensor, norm: Affine) -> Tensor:
         weight, bias = norm
+        if bias is None:
+            return self._rms_normed(x, weight)
         if self._config.fused:
             return fused_layers.norm(self._tape, x, weight, bias)
-        if bias is None:
-            return rms_norm(self._tape, x, weight)
         return layer_norm(self._tape, x, weight, bias, _EPSILONS[self._config.norm_place])
+
+    def _rms_normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return fused_layers.norm(self._tape, x, weight, None) if self._config.fused else rms_norm(self._tape, x, weight)
 
     def _dropped(self, x: Tensor) -> Tensor:
         return dropout(self._tape, x, self._config.dropout)
@@ -266,7 +269,9 @@ class Model:
             return result
 
         for_all = gathered_tokens if sequence else enter
-        return Surroundings(by_columns, partial(for_all, self._tape), self._rotated, self._config.sequence_first)
+        fused, first = self._config.fused and self._config.latent_attention.fused_rope, self._config.sequence_first
+        angles = (lambda x: self._inputs.angles(x)[0]) if fused else None
+        return Surroundings(by_columns, partial(for_all, self._tape), self._rotated, self._rms_normed, first, angles)
 
     def _by_columns(self, x: Tensor, layers: Sequence[Affine], *, of_head: bool = False) -> Iterator[Tensor]:
         """What layers split by columns make of one input, one after the other."""
@@ -302,7 +307,7 @@ class Model:
             by_heads = view(self._tape, fused, (*fused.shape[:2], heads, fused.shape[-1] // heads))
             q, k, v = split(self._tape, by_heads, self._config.head_size)
             if layer.head_norms:
-                q, k = (rms_norm(self._tape, each, norm) for each, norm in zip((q, k), layer.head_norms, strict=True))
+                q, k = (self._rms_normed(each, norm) for each, norm in zip((q, k), layer.head_norms, strict=True))
             return q, k, v
         keys = self._config.key_heads * self._config.head_size // self._config.parallel.tensor
         q, k, v = split(self._tape, fused, keys if even else (fused.shape[-1] - 2 * keys, keys, keys))
@@ -314,7 +319,7 @@ class Model:
         """[batch, heads, sequence, head width], or [sequence, batch, heads, head width] where the sequence is first."""
         width = self._config.head_size
         result = view(self._tape, x, (*x.shape[:2], x.shape[2] // width, width), (*x.shape[:2], -1, width))
-        result = result if norm is None else rms_norm(self._tape, result, norm)
+        result = result if norm is None else self._rms_normed(result, norm)
         return result if self._config.sequence_first else transpose(self._tape, result, 1, 2)
 
     def _forwarded(self, layer: LayerWeights, x: Tensor) -> Tensor:

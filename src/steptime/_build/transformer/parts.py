@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ PATTERN = {"M": "mamba alone", "*": "attention alone", "-": "dense alone", "E": 
 FROZEN_PARTS = ("embedding", "attention", "feed_forward", "norms", "head")
 
 _SCORES = ("softmax", "sigmoid")
+EXCHANGES = ALL_TO_ALL, FUSED = "all_to_all", "fused"
 _MOST = 2**31
 _MOST_IMBALANCE = 1024.0
 
@@ -30,6 +32,7 @@ class Experts:
     scores: str = "softmax"  # how the router scores experts, in fp32; the chosen ones' are divided by their sum
     capacity: float = 0.0  # rows of an expert over the mean, others are dropped; 0: no token is dropped
     imbalance: float = 1.0  # tokens of the busiest rank of an expert-parallel group over the mean
+    exchange: str = ALL_TO_ALL  # among ranks: every copy of a token, or with fused layers a token once to every rank (DeepEP)
 
     def of_layer(self, index: int) -> bool:
         """Whether a layer has experts."""
@@ -50,8 +53,15 @@ class Experts:
             yield f"experts.capacity is {capacity!r}; expected 0 (no token is dropped) or a number up to {_MOST_IMBALANCE:g}"
         elif self.capacity and self.imbalance != 1:
             yield "experts.capacity gives every expert as many rows; leave out experts.imbalance"
-        if self.scores not in _SCORES:
-            yield f"experts.scores is {self.scores!r}; expected {' or '.join(_SCORES)}"
+        for key, known in (("scores", _SCORES), ("exchange", EXCHANGES)):
+            if getattr(self, key) not in known:
+                yield f"experts.{key} is {getattr(self, key)!r}; expected {' or '.join(known)}"
+
+    def ranks_of_token(self, ways: int) -> float:
+        """Ranks that hold one of a token's experts or more, on average over all choices of experts."""
+        elsewhere = self.count - self.count // ways
+        nobody = math.prod((elsewhere - chosen) / (self.count - chosen) for chosen in range(self.top_k))
+        return ways * (1.0 - max(nobody, 0.0))
 
     def wrong_together(self, parallel: Parallelism, width: int) -> Iterator[str]:
         """What does not go with the rest of a config; `width` is the inner width of an expert."""
@@ -87,9 +97,13 @@ class LatentAttention:
     nope: int = 128
     rope: int = 64
     value: int = 128
+    fused_rope: bool = False  # with fused layers: Megatron-core's kernels turn queries in place and join keys (experimental there)
 
     def wrong_values(self) -> Iterator[str]:
         """Values out of their ranges."""
+        fused: object = self.fused_rope  # what a file says may be anything
+        if not isinstance(fused, bool):
+            yield f"latent_attention.fused_rope is {fused!r}; expected true or false"
         for key in ("kv_rank", "q_rank", "nope", "rope", "value"):
             value, low = getattr(self, key), 0 if key.endswith("rank") else 1
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value < _MOST:

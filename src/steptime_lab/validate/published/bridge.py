@@ -4,9 +4,11 @@ The file is a CSV with a row for each run: `model`, `System`, `#-GPUs`, `Precisi
 and micro-batch), `TP`, `PP`, `VP`, `CP`, `EP`, `FSDP` and `Tokens / sec / GPU`. Models are those of
 `data/published_models.toml` as Megatron-core runs them: Transformer Engine's layers, a distributed optimiser, sequence
 parallelism beside tensor parallelism. What recipes say and the table does not (NVIDIA-NeMo/Megatron-Bridge,
-scripts/performance/configs, Apache-2.0): nothing is recomputed, but for parts of DeepSeek-V3's and gpt-oss's layers that are
-small; CUDA graphs and exchanges of tokens beside products are left out. The layer that predicts a second token counts as one
-more, at the end.
+scripts/performance/configs, Apache-2.0: deepseek 04264182, kimi 013180a7, qwen 01b2977e, gpt_oss 07eea52d, nemotronh 06e8da4e,
+llama 0013c9a8): gradients are summed in bf16, experts get as many tokens each, most of them by HybridEP or DeepEP, receives
+of interleaved pipelines are overlapped. Left out: CUDA graphs, exchanges of tokens beside products (`moe_a2a_overlap`) or
+of tensor parallelism inside them (`tp_comm_overlap`), attention in eight bits, what is recomputed, which is little. The layer
+that predicts a second token counts as one more, at the end.
 """
 
 from __future__ import annotations
@@ -46,14 +48,23 @@ _MODELS = {
     "nemotron_3_5_lightning": "nemotron-3-nano",  # the same sizes
 }
 _MORE_LAYERS = {"deepseek-v3": 1}  # that predict a second token
+# Models whose tokens go to a rank once, and the systems where they do: `moe_flex_dispatcher_backend` of their recipes.
+_RACKS, _NODES = ("gb200", "gb300"), ("b200", "b300")
+_ONCE = {
+    "deepseek-v3": (*_RACKS, *_NODES),
+    "kimi-k2": _RACKS,
+    "qwen3-30b-a3b": (*_RACKS, *_NODES),
+    "qwen3-235b-a22b": _RACKS,
+    "nemotron-3-nano": (*_RACKS, *_NODES, "h100"),
+}
 _PRECISIONS = {"bf16": "bf16", "fp8": "fp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 # Name of a system -> the device, the fabric of one NVLink domain and its GPUs, and the fabric of several.
 _SYSTEMS = {
     "dgx-h100": ("h100", "h100-nvlink", 8, "h100-ib400"),
     "dgx-b200": ("b200", "b200-nvlink", 8, "b200-ib400"),
-    "dgx-b300": ("b300", "b200-nvlink", 8, "b200-ib400"),
+    "dgx-b300": ("b300", "b200-nvlink", 8, "b300-ib800"),
     "dgx-gb200": ("gb200", "gb200-nvlink", 72, "gb200-ib400"),
-    "dgx-gb300": ("gb300", "gb200-nvlink", 72, "gb200-ib400"),
+    "dgx-gb300": ("gb300", "gb200-nvlink", 72, "gb300-ib800"),
 }
 # Of runs that train adapters: Megatron-Bridge's rank, beside the fused projection of queries, keys and values.
 _ADAPTERS = {"lora": {"rank": 16, "targets": ["query", "key", "value"]}}
@@ -147,7 +158,7 @@ def _made(row: Row, what: str) -> BridgeRow:
             "expected multiples of TP x PP x CP and of replicas x MBS"
         )
     adapters = _ADAPTERS if "lora" in row.text("kind").lower() else {}
-    config = Transformer.from_dict({**_config(known, sizes, precision, (replicas, parts)), **adapters})
+    config = Transformer.from_dict({**_config(known, sizes, precision, (replicas, parts), device), **adapters})
     fabric = None if ranks == 1 else one if ranks <= most else several
     platform = PlatformParts(f"{ranks}x{device}", ranks, device, usual_host(device), fabric)
     platform.check()
@@ -163,14 +174,18 @@ def _known(row: Row, column: str, known: Mapping[str, _Known]) -> _Known:
     return found
 
 
-def _config(known: str, sizes: Mapping[str, int], precision: str, shared: tuple[int, int]) -> dict[str, Any]:
+def _config(known: str, sizes: Mapping[str, int], precision: str, shared: tuple[int, int], device: str) -> dict[str, Any]:
     replicas, parts = shared
     values = model(known)
+    if sizes["EP"] > 1 and device in _ONCE.get(known, ()):
+        values["experts"] = {**values["experts"], "exchange": "fused"}
+    if "latent_attention" in values:
+        values["latent_attention"] = {**values["latent_attention"], "fused_rope": True}
     more = _MORE_LAYERS.get(known, 0)
     staged = pipeline(values["layers"], sizes["PP"], sizes["VP"])
     if staged.get("stages"):
         staged["stages"] = [*staged["stages"][:-1], staged["stages"][-1] + more]
-    optimiser = {"zero": 1} if replicas * sizes["CP"] > 1 else {}
+    optimiser = {"zero": 1, "grad_reduce_in_fp32": False} if replicas * sizes["CP"] > 1 else {}
     replicated = {"fsdp": replicas} if sizes["FSDP"] > 1 else {"data": replicas, **optimiser}
     return {
         **values,

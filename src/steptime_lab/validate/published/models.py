@@ -47,8 +47,8 @@ def stages(layers: int, chunks: int) -> list[int]:
 
 
 def pipeline(layers: int, ranks: int, chunks: int) -> dict[str, Any]:
-    """`[parallel]` of a pipeline of so many ranks, each with so many parts of the model."""
+    """`[parallel]` of a pipeline of so many ranks, each with so many parts of the model; then receives are overlapped."""
     if ranks == 1:
         return {}
-    interleaved = {"chunks": chunks, "schedule": "interleaved"} if chunks > 1 else {}
+    interleaved = {"chunks": chunks, "schedule": "interleaved", "overlap_p2p_comm": True} if chunks > 1 else {}
     return {"pipeline": ranks, **interleaved, "stages": stages(layers, ranks * chunks)}

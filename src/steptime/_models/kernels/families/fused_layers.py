@@ -59,6 +59,22 @@ def _gated_backward(call: GpuCall) -> list[Launch]:
     return [replace(pointwise((gradient, half, half), half, tag=half.dtype), writes=(half, half))]
 
 
+def _keys_and_values(call: GpuCall) -> list[Launch]:
+    """Heads read and written once: with the end that they share, or without it on the way back."""
+    x, other, end = (_dense(call.tensor(index)) for index in range(3))
+    width = x.shape[-1] + other.shape[-1] - (0 if call.name.endswith("forward") else end.shape[-1])
+    made = fresh((*x.shape[:-1], width), x.dtype)
+    return [replace(pointwise((made,), made, tag=x.dtype), reads=(x, other))]
+
+
+def _permuted(call: GpuCall) -> list[Launch]:
+    """Rows read once and written as often as asked."""
+    x = _dense(call.tensor(0))
+    made = fresh((call.integer(1, 1), x.shape[-1]), x.dtype)
+    larger = max(x, made, key=lambda each: each.numel)
+    return [replace(pointwise((larger,), fresh(larger.shape, x.dtype), tag=x.dtype), reads=(x,), writes=(made,))]
+
+
 def _dropped(call: GpuCall) -> list[Launch]:
     (launch,) = _same(call)
     mask = (fresh(call.tensor(0).shape, "bool"),) if call.value(2) else ()
@@ -95,6 +111,10 @@ _RULES: dict[str, tuple[str, Rule]] = {
     "layernorm_bwd": ("T T T T T", _norm_backward),
     "fused_rope_forward": ("T T", _same),
     "fused_rope_backward": ("T T", _same),
+    "mla_rope_kv_forward": ("T T T", _keys_and_values),
+    "mla_rope_kv_backward": ("T T T", _keys_and_values),
+    "moe_permute": ("T i", _permuted),
+    "moe_unpermute": ("T i", _permuted),
     "swiglu": ("T", _gated),
     "dswiglu": ("T T", _gated_backward),
     "gelu": ("T", _same),
