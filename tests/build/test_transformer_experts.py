@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import fields
+from itertools import combinations
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -338,3 +339,50 @@ def test_anything_in_a_table_is_built_or_refused_in_one_line() -> None:
             build(config)
             built += 1
     assert built > 10
+
+
+# A token once to every rank
+
+
+def sent_bytes(exchange: str, ways: int) -> int:
+    experts = Experts(count=16, top_k=4, width=INNER, exchange=exchange)
+    parallel = Parallelism(data=ways, expert=ways)
+    made = program_of(model(experts=experts, parallel=parallel, batch=BATCH * ways, fused=True, attention="auto"))
+    scores = 4 * 4 * LENGTH * BATCH  # of a token's experts in fp32, which travel apart
+    return sum(each.bytes_in for each in made.collectives if each.kind == "all_to_all" and each.bytes_in > scores)
+
+
+@pytest.mark.parametrize("ways", [2, 4, 8])
+def test_a_token_that_goes_to_a_rank_once_is_sent_as_often_as_ranks_have_its_experts(ways: int) -> None:
+    """Over all choices of 4 of 16 experts, counted one by one."""
+    ranks = [len({expert // (16 // ways) for expert in chosen}) for chosen in combinations(range(16), 4)]
+    mean = sum(ranks) / len(ranks)
+    assert Experts(count=16, top_k=4).ranks_of_token(ways) == pytest.approx(mean)
+    assert sent_bytes("fused", ways) / sent_bytes("all_to_all", ways) == pytest.approx(mean / 4, rel=0.02)
+
+
+def test_experts_multiply_as_much_however_tokens_come_to_them() -> None:
+    parallel, experts = Parallelism(data=2, expert=2), {"count": COUNT, "top_k": TOP, "width": INNER}
+    configs = [
+        model(experts=Experts(**experts, exchange=exchange), parallel=parallel, batch=4, fused=True, attention="auto")
+        for exchange in ("all_to_all", "fused")
+    ]
+    apart, once = (program_of(config) for config in configs)
+    assert shapes_of(once, "aten::_grouped_mm") == shapes_of(apart, "aten::_grouped_mm")
+    assert len(names_of(once)) < len(names_of(apart))
+    with pytest.raises(InputError, match="goes with fused = true"):
+        model(experts=Experts(**experts, exchange="fused"))
+    with pytest.raises(InputError, match="expected all_to_all or fused"):
+        model(experts=Experts(**experts, exchange="once"))
+
+
+def test_fused_positions_of_latent_attention_copy_no_heads() -> None:
+    latent = {"kv_rank": 16, "q_rank": 24, "nope": 16, "rope": 8, "value": 16}
+    apart, joined = (
+        program_of(model(latent_attention=LatentAttention(**latent, fused_rope=fused), fused=True, attention="auto"))
+        for fused in (False, True)
+    )
+    products = ("aten::mm", "aten::_scaled_dot_product_cudnn_attention", "aten::_scaled_dot_product_cudnn_attention_backward")
+    for op in products:
+        assert shapes_of(joined, op) == shapes_of(apart, op)
+    assert names_of(joined).count("aten::cat") < names_of(apart).count("aten::cat")

@@ -97,7 +97,9 @@ class LatentAttention:
     nope: int = 128
     rope: int = 64
     value: int = 128
-    fused_rope: bool = False  # with fused layers: Megatron-core's kernels turn queries in place and join keys (experimental there)
+    fused_rope: bool = (
+        False  # with fused layers: Megatron-core's kernels turn queries in place and join keys (experimental there)
+    )
 
     def wrong_values(self) -> Iterator[str]:
         """Values out of their ranges."""
