@@ -12,6 +12,8 @@ from steptime._build.transformer.config import Transformer
 from steptime._build.transformer.parallelism import Parallelism
 from steptime._build.transformer.sampling import layers_of, parts_of
 from steptime._build.transformer.schedules import BACKWARD, FORWARD, Action, Move, actions, moves
+from steptime._hardware.device import reference_device
+from steptime._models.memory.lifetimes import storages
 from steptime._sim.prediction import operations_of
 from steptime.errors import InputError
 
@@ -129,3 +131,17 @@ def test_what_does_not_divide_names_what_does() -> None:
         replace(GPT, parallel=Parallelism(pipeline=4, chunks=2, schedule="interleaved"), gradient_accumulation=2)
     with pytest.raises(InputError, match="add up to 8"):
         replace(GPT, parallel=Parallelism(pipeline=2, stages=(3, 4)))
+
+
+def test_what_a_stage_receives_takes_memory_from_then_on_and_not_before_the_step() -> None:
+    hidden = 2 * 48 * 64 * 2  # bytes of a micro-batch between stages, and of no weight
+    for program in build(replace(GPT, sequence=48, parallel=Parallelism(pipeline=2))).programs:
+        same = [each for each in storages(program, reference_device()) if each.nbytes == hidden]
+        assert same
+        assert not any(each.stays for each in same)
+
+
+def test_a_last_stage_may_be_the_head_alone_under_fsdp() -> None:
+    staged = Parallelism(fsdp=2, pipeline=2, stages=(8, 0))
+    built = build(replace(GPT, parallel=staged))
+    assert build(replace(GPT, parallel=replace(staged, stages=()))).description.parameters == built.description.parameters

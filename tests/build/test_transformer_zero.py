@@ -123,6 +123,24 @@ def test_zero_2_scatters_every_micro_batch_and_keeps_a_part_of_the_gradients() -
     assert made == pytest.approx(4 * parameters(config) / 4, rel=1e-3)
 
 
+def test_in_a_pipeline_zero_2_holds_gradients_of_a_chunk_from_its_first_backward_pass_to_its_last() -> None:
+    parallel = Parallelism(data=2, tensor=2, sequence=True, pipeline=2, chunks=2, schedule="interleaved")
+    staged = replace(GPT, gradient_accumulation=4, fused=True, norm="rms_norm", tied_head=False, parallel=parallel)
+    of_stage = []
+    for zero in (1, 2):
+        built = build(with_parallel(staged, zero=zero)).programs[0]
+        scattered = [each.bytes_in for each in built.collectives if each.kind == "reduce_scatter" and each.group != "tensor"]
+        of_stage.append((scattered, storages(built, reference_device())))
+    (once, kept_whole), (also_once, passing) = of_stage
+    assert once == also_once  # sent no more often than ZeRO 1 sends it
+    gradients = [each.nbytes for each in kept_whole if each.kind is MemoryKind.GRADIENTS and each.stays]
+    buffers = sorted((each for each in passing if not each.stays and each.nbytes in gradients), key=lambda each: each.born)
+    assert sorted(each.nbytes for each in buffers) == sorted(gradients)  # one of each chunk
+    assert not any(each.stays for each in passing if each.kind is MemoryKind.GRADIENTS)
+    first, *_, last = buffers
+    assert first.dies < last.dies  # the chunk whose backward passes come first lets go first
+
+
 def test_experts_are_shared_among_the_ranks_that_have_the_same() -> None:
     config = Transformer.from_dict({
         "layers": 2, "width": 1024, "heads": 16, "sequence": 128, "vocabulary": 32000, "batch": 8, "precision": "bf16",
@@ -138,7 +156,7 @@ def test_experts_are_shared_among_the_ranks_that_have_the_same() -> None:
     [
         ({"data": 4, "overlap_grad_reduce": False}, "give parallel.zero = 1 or 2"),
         ({"data": 4, "zero": 1, "grad_reduce_in_fp32": "yes"}, "expected true or false"),
-        ({"data": 2, "pipeline": 2, "zero": 2}, "give parallel.zero = 1"),
+        ({"data": 4, "zero": 3}, "expected 0, 1 or 2"),
     ],
 )
 def test_what_does_not_go_together_is_refused(parallel: dict[str, Any], message: str) -> None:

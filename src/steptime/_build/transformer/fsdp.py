@@ -198,7 +198,7 @@ class FullySharded(Unsharded):
     def finished(self, y: Tensor) -> None:
         """Asks for the last layer's parameters as soon as the backward pass begins."""
         self._emit.write("FSDP::post_forward")
-        root, last = self._units[""], self._order[-1]
+        root, last = self._units[""], self._order[-1] if self._order else None  # a last stage may be the head alone
         self._tape.before_node_of(y, lambda: self._begin(root, last))
 
     def _registered(self, unit: _Unit, x: Tensor) -> Tensor:

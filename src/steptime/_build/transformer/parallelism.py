@@ -135,8 +135,6 @@ def wrong_parallelism(parallel: Parallelism, layers: int) -> Iterator[str]:
         yield "parallel.sequence shares tokens among tensor-parallel ranks; give parallel.tensor of 2 or more, or leave it out"
     if parallel.zero not in range(3):
         yield f"parallel.zero is {parallel.zero!r}; expected 0, 1 or 2 (parallel.fsdp shards parameters too, as ZeRO 3 does)"
-    if parallel.zero not in (0, 1) and parallel.pipeline > 1:
-        yield "parallel.zero = 2 scatters every micro-batch's gradients, which a pipeline keeps; give parallel.zero = 1"
     if parallel.zero and parallel.fsdp > 1:
         yield "parallel.zero is of data-parallel ranks, and parallel.fsdp shards as ZeRO 3 does; give one of the two"
     yield from _wrong_stages(parallel, layers)

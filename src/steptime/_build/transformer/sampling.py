@@ -88,8 +88,9 @@ class Sampling:
 
     def whole(self, kind: str) -> bool:
         """Whether micro-batches of a kind are written with all layers: those with buckets of gradients or of parameters."""
-        zero = self.config.parallel.zero
-        return not self.sampled or (self.copies and (kind in (_ONLY, _LAST) or zero > 1 or (zero > 0 and kind == _FIRST)))
+        parallel = self.config.parallel
+        every = parallel.zero > 1 and parallel.pipeline == 1
+        return not self.sampled or (self.copies and (kind in (_ONLY, _LAST) or every or (parallel.zero > 0 and kind == _FIRST)))
 
     def like(self, chunk: int, kind: str) -> int:
         """The chunk that stands for this one."""

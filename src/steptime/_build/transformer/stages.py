@@ -147,7 +147,7 @@ class StageProgram:
         emit.section(self._sampling.of_move(move))
         group = between((stage + (-1 if way == FORWARD else 1)) % parallel.pipeline, parallel, way)
         if move.what in ("receive", "ask"):
-            x = emit.tensor(self._config.hidden_shape, self._config.dtype)
+            x = emit.empty_from_python(self._config.hidden_shape, self._config.dtype)
             self._asked[way] = x, emit.receive(x, group)
         if move.what in ("receive", "await"):
             x, number = self._asked.pop(way)

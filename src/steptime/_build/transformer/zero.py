@@ -9,7 +9,8 @@ one while the layers of this one run. Without `overlap_grad_reduce` there is one
 `overlap_param_gather` buckets are gathered after the update.
 
 ZeRO 2 has no buffer of gradients: those of a bucket are put together in every micro-batch, scattered, and added to the rank's
-part, as DeepSpeed does (Rajbhandari et al., ZeRO, arXiv 1910.02054, section 5.2).
+part, as DeepSpeed does (Rajbhandari et al., ZeRO, arXiv 1910.02054, section 5.2). In a pipeline, a chunk has such a buffer from
+the first of its backward passes to the last, which scatters it: Llama 3 was trained so (arXiv 2407.21783, section 3.3.2).
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class DistributedOptimizer(Unsharded):
 
     def __init__(self, tape: Tape, config: Transformer) -> None:
         self._tape, self._emit, self._config, self._parallel = tape, tape.emit, config, config.parallel
+        staged = self._parallel.pipeline > 1
         self._wide = "float32" if self._parallel.grad_reduce_in_fp32 else config.dtype
         self._buffers: dict[str, _Buffer] = {}
         self._units: dict[str, tuple[Tensor, ...]] = {}
@@ -72,7 +74,9 @@ class DistributedOptimizer(Unsharded):
         self._known: list[_SharedBucket] = []
         self._bucket_of: dict[int | None, _SharedBucket] = {}
         self._to_gather: Iterator[_SharedBucket] | None = None
-        self._begun = False
+        self._begun = self._made = False
+        # Whether gradients are put together anew in every micro-batch, or in a buffer that is there while a chunk needs it.
+        self._anew, self._passing = (self._parallel.zero > 1 and each for each in (not staged, staged))
 
     # Parameters
 
@@ -86,7 +90,7 @@ class DistributedOptimizer(Unsharded):
         main = emit.view(buffer.gradients, shape, offset=buffer.size)
         buffer.size += weight.numel
         buffer.parameters.append(weight)
-        if self._parallel.zero > 1:
+        if self._anew:
             return tape.parameter(weight, partial(self._put, weight))
         if config.main_gradients:
             tape.mains[weight.id or 0] = main
@@ -130,8 +134,10 @@ class DistributedOptimizer(Unsharded):
     @property
     def buffers(self) -> list[Tensor]:
         """Gradients that stay from step to step."""
-        kept = self._buffers.values() if self._parallel.zero == 1 else ()
-        return [self._emit.view(buffer.gradients, (buffer.size,)) for buffer in kept]
+        return self._gradient_buffers() if self._parallel.zero == 1 else []
+
+    def _gradient_buffers(self) -> list[Tensor]:
+        return [self._emit.view(buffer.gradients, (buffer.size,)) for buffer in self._buffers.values()]
 
     def _part_of(self, bucket: _SharedBucket, memory: Tensor) -> Tensor:
         return self._emit.view(memory, (bucket.part_size,), offset=bucket.start)
@@ -193,21 +199,27 @@ class DistributedOptimizer(Unsharded):
         return place
 
     def reduce(self, *, last: bool) -> None:
-        """Says that a backward pass comes: gradients of the last one are scattered, under ZeRO 2 those of all."""
-        if not (last or self._parallel.zero > 1):
+        """Says that a backward pass comes: gradients of the last one are scattered, or those of each where none are kept."""
+        if self._passing and not self._made:
+            self._made = True
+            with self._emit.backward_thread():
+                for buffer in self._gradient_buffers():
+                    self._emit.zeros(buffer, from_python=True)
+        if not (last or self._anew):
             return
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
             for each in bucket.parameters if bucket.part is None and bucket.pending is None else ():
-                self._tape.hook(each, partial(self._ready, bucket))
+                self._tape.hook(each, partial(self._ready, bucket, each))
 
     @property
     def _at_once(self) -> bool:
         """Whether buckets are scattered as they are full, not when backward is over; where there is one, that is the same."""
         return self._parallel.overlap_grad_reduce or self._parallel.zero > 1
 
-    def _ready(self, bucket: _SharedBucket, gradient: Tensor) -> None:
-        del gradient
+    def _ready(self, bucket: _SharedBucket, parameter: Tensor, gradient: Tensor) -> None:
+        if self._passing and parameter.id in self._summed:
+            self._emit.wait(self._emit.all_reduce((gradient,), TENSOR, asynchronous=False), TENSOR)
         bucket.missing -= 1
         if not bucket.missing and self._at_once:
             self._scatter(bucket)
