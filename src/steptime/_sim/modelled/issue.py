@@ -168,6 +168,7 @@ class _Issuer:
         self._compute_work = -1
         self._ahead_work = -1
         self._copied_out = -1  # the last copy out of a gather, or what came before the step's first gather
+        self._opening: set[int] = set()  # streams of collectives that come before all compute
         self._frames = self._framed()
         self._work_of: dict[int, int] = {}  # collective -> its work
         self._waited: set[int] = set()
@@ -269,6 +270,8 @@ class _Issuer:
             self._await(self._main, op, collective)
         for order in (*self._orders, *self._late):
             self._obey(self._main, order, last=True)
+        for stream in sorted(self._opening):  # what they wait for is the step before's: to do so is to wait for this one's
+            self._order(self._main, len(self._program.ops) - 1, stream, self._compute_work)
         self._enter(-1)
 
     def _enter(self, step: int) -> None:
@@ -342,6 +345,8 @@ class _Issuer:
             stream = self._stream(f"{self._program.collectives[launch.collective].group} {launch.ahead}")
             before = self._ahead_work if launch.ahead and self._ahead_work >= 0 else self._compute_work
             self._order(thread, launch.op, stream, before)
+            if before < 0 and not self._current:
+                self._opening.add(stream)
             for earlier in self._sends_on.get(launch.collective, ()):
                 self._order(thread, launch.op, stream, self._work_of.get(earlier, -1))
         elif launch.ahead:
