@@ -14,6 +14,9 @@ from steptime._build.transformer.sampling import layers_of, parts_of
 from steptime._build.transformer.schedules import BACKWARD, FORWARD, Action, Move, actions, moves
 from steptime._hardware.device import reference_device
 from steptime._models.memory.lifetimes import storages
+from steptime._platforms.platform import Platform
+from steptime._program.program import CallKind
+from steptime._sim.modelled.step import modelled
 from steptime._sim.prediction import operations_of
 from steptime.errors import InputError
 
@@ -90,6 +93,31 @@ def test_receives_that_are_asked_for_ahead_run_beside_the_pass_before_and_nothin
             assert count[Move("ask", way)] == count[Move("await", way)] == plain[Move("receive", way)]
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_hosts_that_wait_for_exchanges_have_nothing_in_the_air_while_a_pass_runs(schedule: str) -> None:
+    free = Parallelism(pipeline=4, schedule=schedule)
+    waiting = replace(free, batch_p2p_sync=True)
+    for stage in range(4):
+        assert actions(free, stage, 8) == actions(waiting, stage, 8)
+        flying: Counter[str] = Counter()
+        for each in moves(waiting, stage, 8):
+            if isinstance(each, Action):
+                assert not +flying
+            else:
+                flying[f"{each.way} sent"] += {"send": 1, "wait": -1}.get(each.what, 0)
+                flying[f"{each.way} received"] += {"ask": 1, "await": -1}.get(each.what, 0)
+
+
+def test_hosts_that_wait_for_exchanges_take_no_less_time() -> None:
+    free = replace(GPT, parallel=Parallelism(pipeline=2))
+    waiting = replace(free, parallel=replace(free.parallel, batch_p2p_sync=True))
+    steps = [modelled(build(config), Platform.load("2xh100-nvlink")) for config in (free, waiting)]
+    counts = [[int((each.program.calls.kind == CallKind.DEVICE_SYNC).sum()) for each in step.programs] for step in steps]
+    assert counts == [[0, 0], [16, 16]]  # 8 micro-batches, each sent one way and received the other
+    periods = [float(step.steady()[0].period_ns[0]) for step in steps]
+    assert periods[0] < periods[1]
+
+
 def test_stages_hold_all_layers_once_and_may_be_uneven() -> None:
     even = [len(each) for each in layers_of(Parallelism(pipeline=3), 8)]
     assert even == [3, 3, 2]
@@ -129,6 +157,9 @@ def test_what_does_not_divide_names_what_does() -> None:
         replace(GPT, parallel=Parallelism(pipeline=16))
     with pytest.raises(InputError, match="multiple of 4"):
         replace(GPT, parallel=Parallelism(pipeline=4, chunks=2, schedule="interleaved"), gradient_accumulation=2)
+    for parallel in (Parallelism(batch_p2p_sync=True), Parallelism(pipeline=2, chunks=2, batch_p2p_sync=True)):
+        with pytest.raises(InputError, match="not interleaved"):
+            replace(GPT, parallel=parallel)
     with pytest.raises(InputError, match="add up to 8"):
         replace(GPT, parallel=Parallelism(pipeline=2, stages=(3, 4)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from steptime._build.transformer import sampling
@@ -12,6 +13,7 @@ from steptime._build.transformer.build import build
 from steptime._build.transformer.config import Transformer
 from steptime._build.transformer.parallelism import Parallelism
 from steptime._platforms.platform import Platform
+from steptime._program.program import WorkKind
 from steptime._program.workload import Workload
 from steptime._sim.modelled.prediction import memory_of
 from steptime._sim.modelled.step import ModelledStep, modelled
@@ -40,6 +42,7 @@ LAYOUTS = {
     "zero": Parallelism(data=2, zero=1),
     "context": Parallelism(context=2),
     "pipeline": Parallelism(pipeline=2, data=2),
+    "pipeline whose hosts wait": Parallelism(pipeline=2, data=2, batch_p2p_sync=True),
     "interleaved": Parallelism(pipeline=2, chunks=4, schedule="interleaved"),
     "sharded pipeline": Parallelism(pipeline=2, fsdp=2),
 }
@@ -75,6 +78,20 @@ def test_a_sample_laid_out_is_the_step_written_out(layout: str, monkeypatch: pyt
     assert one.steady()[0].period_ns[0] == pytest.approx(other.steady()[0].period_ns[0], rel=0.02)
     taken = [memory_of(workload, one.platform)["allocated_bytes"] for workload in (sampled, whole)]
     assert taken[0] == pytest.approx(taken[1], rel=0.06)
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+def test_the_first_receive_of_a_step_waits_for_all_that_the_step_before_computes(
+    waiting: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parallel = Parallelism(pipeline=2, batch_p2p_sync=waiting)
+    long = replace(LLAMA, layers=4, width=2048, heads=16, sequence=1024, gradient_accumulation=2, parallel=parallel)
+    for workload in both(long, monkeypatch):
+        played = on_h100s(workload).steady()[0]
+        last = played.timeline.cohorts[1]
+        works = last.cohort.program.works
+        kernels, received = works.kind == WorkKind.KERNEL, np.flatnonzero(works.kind == WorkKind.COLLECTIVE)[0]
+        assert last.work_start_ns[received, 0, 0] + played.period_ns[0] >= last.work_end_ns[kernels, 0, 0].max()
 
 
 def test_stages_of_one_kind_share_the_ops_of_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -308,6 +308,10 @@ class Writer:
         here = len(self._nodes)
         self._orders.append(StreamOrder(here, int(CallKind.STREAM_WAIT), stream, of, here))
 
+    def synchronize(self) -> None:
+        """`torch.cuda.synchronize()`: before the next op, the host waits for everything that was launched."""
+        self._orders.append(StreamOrder(len(self._nodes), int(CallKind.DEVICE_SYNC)))
+
     @contextmanager
     def waits_put_off(self) -> Iterator[list[tuple[int, str]]]:
         """Collectives that are waited for inside, with their groups, instead of what waits for them."""

@@ -47,6 +47,7 @@ class Parallelism:
     overlap_p2p_comm: bool = False  # of interleaved pipelines, as Megatron-LM calls it: receives run beside the pass before
     chunks: int = 1  # parts of the model on every rank of an interleaved pipeline (virtual stages)
     stages: tuple[int, ...] = ()  # layers of each stage, or of each chunk in order of the model; empty: as even as can be
+    batch_p2p_sync: bool = False  # hosts wait for all that a stage sends and receives, as Megatron-LM's do (its name for it)
     context_exchange: str = "ring"  # how ranks of one sequence see each other's keys and values
     expert_tensor: int = 1  # tensor-parallel ranks that share every expert: 1, or as many as `tensor`
 
@@ -147,7 +148,7 @@ def _wrong_switches(parallel: Parallelism) -> Iterator[str]:
             yield f"parallel.{key} is {getattr(parallel, key)!r}; expected true or false"
         if getattr(parallel, key) is not None and parallel.fsdp == 1:
             yield f"parallel.{key} is of FSDP; give parallel.fsdp of 2 or more, or leave it out"
-    for key in ("sequence", *_OF_ZERO):
+    for key in ("sequence", "batch_p2p_sync", *_OF_ZERO):
         if not isinstance(getattr(parallel, key), bool):
             yield f"parallel.{key} is {getattr(parallel, key)!r}; expected true or false"
         if key in _OF_ZERO and not getattr(parallel, key) and not parallel.zero:
@@ -156,6 +157,8 @@ def _wrong_switches(parallel: Parallelism) -> Iterator[str]:
 
 def _wrong_stages(parallel: Parallelism, layers: int) -> Iterator[str]:
     stages = parallel.pipeline * parallel.chunks
+    if parallel.batch_p2p_sync and (parallel.pipeline == 1 or parallel.chunks > 1):
+        yield "parallel.batch_p2p_sync is of a pipeline that is not interleaved; give parallel.pipeline of 2 or more, without chunks"
     if (parallel.schedule == "interleaved") != (parallel.chunks > 1):
         yield (
             f"parallel.schedule is {parallel.schedule!r} with chunks {parallel.chunks}; "

@@ -8,6 +8,7 @@ al., arXiv 2104.04473, section 2.2).
 A send that goes to the rank of the next receive leaves in one batch with it, as in PyTorch's and Megatron-LM's schedules: what
 is computed next waits for both. Another send runs beside what is computed next, and the send after it waits. With
 `overlap_p2p_comm` what the pass after next needs is asked for before the next one begins, as Megatron-LM does it with chunks.
+With `batch_p2p_sync` nothing runs beside a pass: the host waits for a batch before it goes on.
 """
 
 from __future__ import annotations
@@ -67,12 +68,14 @@ def moves(parallel: Parallelism, stage: int, micro_batches: int) -> Iterator[Act
     before: Action | None = None
     passes = actions(parallel, stage, micro_batches)
     receives = [_receives(parallel, stage, action) for action in passes]
-    ahead = parallel.overlap_p2p_comm
+    ahead, held = parallel.overlap_p2p_comm, parallel.batch_p2p_sync
     if ahead and receives[0]:
         yield Move("ask", passes[0].way)
     for place, action in enumerate(passes):
         if receives[place]:
-            yield Move("await" if ahead else "receive", action.way)
+            if held:
+                yield Move("ask", action.way)
+            yield Move("await" if ahead or held else "receive", action.way)
             if before is not None and before.way != action.way and before.way in flying and parallel.chunks == 1:
                 flying.remove(before.way)
                 yield Move("wait", before.way)
@@ -83,7 +86,11 @@ def moves(parallel: Parallelism, stage: int, micro_batches: int) -> Iterator[Act
             if action.way in flying:
                 yield Move("wait", action.way)
             yield Move("send", action.way)
-            flying.add(action.way)
+            with_receive = any(receives[place + 1 : place + 2]) and passes[place + 1].way != action.way
+            if held and not with_receive:
+                yield Move("wait", action.way)
+            else:
+                flying.add(action.way)
         before = action
     for way in sorted(flying):
         yield Move("wait", way)

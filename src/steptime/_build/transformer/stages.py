@@ -149,6 +149,8 @@ class StageProgram:
         if move.what in ("receive", "ask"):
             x = emit.empty_from_python(self._config.hidden_shape, self._config.dtype)
             self._asked[way] = x, emit.receive(x, group)
+        if parallel.batch_p2p_sync and move.what in ("await", "wait"):
+            emit.synchronize()
         if move.what in ("receive", "await"):
             x, number = self._asked.pop(way)
             emit.wait(number, group)
