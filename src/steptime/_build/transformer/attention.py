@@ -9,9 +9,9 @@ the published code of Llama.
 from __future__ import annotations
 
 from steptime._build.emit.emitter import DTYPE_NUMBERS, STRIDED, Emitter, compact_strides
-from steptime._build.emit.layers import add, bmm, dropout, mul
+from steptime._build.emit.layers import add, bmm, dropout, mul, scaled
 from steptime._build.emit.tape import Gradients, Tape
-from steptime._build.emit.views import contiguous_copy, permute, reshape, slice_last, transpose, view
+from steptime._build.emit.views import contiguous_copy, permute, reshape, slice_last, to_dtype, transpose, view
 from steptime._build.emit.writer import contiguous_strides, is_contiguous, strides_of
 from steptime._build.transformer.attention_kernels import KERNELS, Attention, result_of
 from steptime._build.transformer.context import ALL_GATHER, ALL_TO_ALL, RING, by_heads, by_tokens, in_rounds
@@ -140,6 +140,9 @@ def _squeezed(emit: Emitter, gradient: Tensor, shape: tuple[int, ...]) -> Tensor
 
 # One kernel after the other
 
+# Megatron-LM's kernel of softmax takes 16 bits and heads of all samples, and tokens, in fours (`FusedScaleMaskSoftmax`).
+_IN_FOURS = 4
+
 
 def unfused(tape: Tape, q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tensor:
     """Scores, their softmax and what they weigh, one product after the other, as in Megatron-LM without flash attention.
@@ -155,7 +158,9 @@ def unfused(tape: Tape, q: Tensor, k: Tensor, v: Tensor, probability: float) -> 
 
 
 def _scaled_softmax(tape: Tape, scores: Tensor) -> Tensor:
-    """Scaled, masked and normalised in one kernel; recorded as the softmax that takes as long."""
+    """Scaled, masked and normalised in one kernel, where there is one; recorded as the softmax that takes as long."""
+    if scores.dtype == "float32" or scores.shape[0] % _IN_FOURS or scores.shape[1] % _IN_FOURS:
+        return _softmax_in_steps(tape, scores)
     emit = tape.emit
     y = emit.tensor(scores.shape, scores.dtype)
     with emit.write("ScaledUpperTriangMaskedSoftmax", (scores, emit.number()), (y,), sequence=emit.sequence):
@@ -166,3 +171,19 @@ def _scaled_softmax(tape: Tape, scores: Tensor) -> Tensor:
         return emit.new("_softmax_backward_data", (gradient, saved(), -1, DTYPE_NUMBERS[scores.dtype]))
 
     return tape.node("ScaledUpperTriangMaskedSoftmaxBackward", (scores,), y, backward)
+
+
+def _softmax_in_steps(tape: Tape, scores: Tensor) -> Tensor:
+    """What Megatron-LM does where its kernel does not go: in fp32, one op after the other."""
+    emit, x = tape.emit, scaled(tape, to_dtype(tape, scores, "float32"))
+    mask, hidden, y = emit.tensor(scores.shape[1:], "bool"), emit.view(x), emit.tensor(x.shape)
+    emit.op("masked_fill_", (x, mask, -10000.0), (hidden,), node=True)
+    tape.node("MaskedFillBackward0", (x,), hidden, lambda gradient: emit.new("masked_fill", (gradient, mask, 0)))
+    with emit.op("softmax", (hidden, -1, None), (y,), node=True):
+        emit.op("_softmax", (hidden, -1, False), (y,), node=True)
+    saved = tape.save(y)
+
+    def backward(gradient: Tensor) -> Tensor:
+        return emit.new("_softmax_backward_data", (gradient, saved(), -1, DTYPE_NUMBERS["float32"]))
+
+    return to_dtype(tape, tape.node("SoftmaxBackward0", (hidden,), y, backward), scores.dtype)

@@ -158,7 +158,7 @@ def _wrong_switches(parallel: Parallelism) -> Iterator[str]:
 def _wrong_stages(parallel: Parallelism, layers: int) -> Iterator[str]:
     stages = parallel.pipeline * parallel.chunks
     if parallel.batch_p2p_sync and (parallel.pipeline == 1 or parallel.chunks > 1):
-        yield "parallel.batch_p2p_sync is of a pipeline that is not interleaved; give parallel.pipeline of 2 or more, without chunks"
+        yield "parallel.batch_p2p_sync is of a pipeline that is not interleaved; give parallel.pipeline of 2 or more, no chunks"
     if (parallel.schedule == "interleaved") != (parallel.chunks > 1):
         yield (
             f"parallel.schedule is {parallel.schedule!r} with chunks {parallel.chunks}; "

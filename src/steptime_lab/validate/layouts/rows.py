@@ -3,7 +3,8 @@
 Every row becomes the config that a user would write. What the table does not say is as its authors' repository has it
 (VIA-Research/vTrain, f8dda847, MIT): fp16 with fp32 masters, attention of separate products with Megatron's fused softmax,
 dropout of 0.1, learned positions, a tied vocabulary of 50,257 that Megatron pads to a multiple of 128 on every rank, a fused
-Adam, and no recomputation: the rows' time per layer is that of forward and backward once.
+Adam, and no recomputation: the rows' time per layer is that of forward and backward once. Hosts of Megatron-DeepSpeed wait for
+every exchange of a pipeline.
 """
 
 from __future__ import annotations
@@ -100,5 +101,7 @@ def _config(sizes: Mapping[str, int], parts: int) -> Transformer:
         precision="fp16",
         optimizer="adamw_fused",
         gradient_accumulation=parts,
-        parallel=Parallelism(data=sizes["data"], tensor=sizes["tensor"], pipeline=sizes["pipeline"]),
+        parallel=Parallelism(
+            data=sizes["data"], tensor=sizes["tensor"], pipeline=sizes["pipeline"], batch_p2p_sync=sizes["pipeline"] > 1
+        ),
     )
