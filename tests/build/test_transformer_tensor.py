@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from steptime._build.transformer import sampling
 from steptime._build.transformer.build import build
 from steptime._build.transformer.config import Transformer
 from steptime._build.transformer.parallelism import Parallelism
@@ -40,7 +41,8 @@ def forward_reductions(program: Program) -> list[int]:
 
 
 @pytest.mark.skipif(not RECORDED.exists(), reason=f"{RECORDED} is not there")
-def test_forward_multiplies_and_reduces_what_megatron_does() -> None:
+def test_forward_multiplies_and_reduces_what_megatron_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "_WRITTEN_OUT", 1 << 20)
     recorded = load([RECORDED]).programs[0]
     config = Transformer(
         layers=40,
@@ -56,3 +58,19 @@ def test_forward_multiplies_and_reduces_what_megatron_does() -> None:
     assert products(built) == products(recorded)
     # Megatron-LM sums the loss over copies too, for its log.
     assert forward_reductions(built) == [size for size in forward_reductions(recorded) if size > 1]
+
+
+@pytest.mark.parametrize(("batch", "precision", "fused"), [(1, "fp16", False), (2, "fp16", True), (2, "fp32", False)])
+def test_softmax_is_one_kernel_where_heads_come_in_fours_of_16_bits(batch: int, precision: str, fused: bool) -> None:
+    config = Transformer(
+        layers=2, width=256, heads=4, sequence=64, vocabulary=512, batch=batch, precision=precision, attention="unfused",
+        parallel=Parallelism(tensor=2),
+    )  # fmt: skip
+    program = build(config).programs[0]
+    made = Counter(program.names[number] for number in program.ops.name)
+    assert made["ScaledUpperTriangMaskedSoftmax"] == (config.layers if fused else 0)
+    assert made["aten::_softmax"] == made["aten::_softmax_backward_data"] == config.layers
+    softmax = [
+        program.ops.signature[row] for row, name in enumerate(program.ops.name) if program.names[name] == "aten::_softmax"
+    ]
+    assert {program.signatures[each].inputs[0].dtype for each in softmax} == {"float16" if fused else "float32"}
