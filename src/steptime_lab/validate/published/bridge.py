@@ -7,7 +7,7 @@ parallelism beside tensor parallelism. What recipes say and the table does not (
 scripts/performance/configs, Apache-2.0: deepseek 04264182, kimi 013180a7, qwen 01b2977e, gpt_oss 07eea52d, nemotronh 06e8da4e,
 llama 0013c9a8): gradients are summed in bf16, experts get as many tokens each, most of them by HybridEP or DeepEP, receives
 of interleaved pipelines are overlapped. Left out: CUDA graphs, exchanges of tokens beside products (`moe_a2a_overlap`) or
-of tensor parallelism inside them (`tp_comm_overlap`), attention in eight bits, what is recomputed, which is little. The layer
+of tensor parallelism inside them (`tp_comm_overlap`), attention in eight bits, and what little is recomputed but on H100s. The layer
 that predicts a second token counts as one more, at the end.
 """
 
@@ -57,6 +57,8 @@ _ONCE = {
     "qwen3-235b-a22b": _RACKS,
     "nemotron-3-nano": (*_RACKS, *_NODES, "h100"),
 }
+# What recipes compute again, where it is more than a projection or the dense half of a few layers.
+_AGAIN = {("nemotron-3-nano", "h100"): ["feed_forward", "norm", "attention"]}
 _PRECISIONS = {"bf16": "bf16", "fp8": "fp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 # Name of a system -> the device, the fabric of one NVLink domain and its GPUs, and the fabric of several.
 _SYSTEMS = {
@@ -179,6 +181,8 @@ def _config(known: str, sizes: Mapping[str, int], precision: str, shared: tuple[
     values = model(known)
     if sizes["EP"] > 1 and device in _ONCE.get(known, ()):
         values["experts"] = {**values["experts"], "exchange": "fused"}
+    if (known, device) in _AGAIN:
+        values["recompute"] = _AGAIN[known, device]
     if "latent_attention" in values:
         values["latent_attention"] = {**values["latent_attention"], "fused_rope": True}
     more = _MORE_LAYERS.get(known, 0)
