@@ -95,6 +95,16 @@ SUSTAINED = {
     "rtx-4090": {"float32": 54.67, "float16": 167.3, "bfloat16": 163.1},
     "b200": {"float32": 66.24, "float16": 1627.6, "bfloat16": 1696.0},
 }
+# TFLOP/s of products in bf16 in loops on a B200: MooreThreads/SimuMax (Apache-2.0) e691807a, b200_bf16_ceperm.json in
+# configs/system, its efficiencies of 2,250 TFLOP/s; forward of Llama 3's layers and heads.
+LOOPED = {
+    (4096, 8192, 57344): 1095.0,
+    (4096, 28672, 8192): 1090.5,
+    (4096, 8192, 128256): 1096.6,
+    (4096, 16384, 106496): 1116.2,
+    (4096, 53248, 16384): 1149.6,
+    (4096, 16384, 128256): 1103.9,
+}
 WIDTH, INNER, HEAD, HEADS, KV_HEADS = 8192, 28672, 128, 64, 8
 # Times are whole microseconds, mostly.
 LEAST_MS = 0.015
@@ -150,6 +160,13 @@ def test_large_products_take_what_they_are_published_to_sustain(name: str) -> No
         # The benchmark repeats a product 30 times: fast cards are through before their cap acts.
         found = looped(device, question) if 30 * alone.estimate.time_ns > CAP_ACTS_NS else alone.estimate
         assert 2.0 * side**3 / found.time_ns / 1e3 == pytest.approx(tflop_per_s, rel=0.16), dtype
+
+
+def test_large_products_in_loops_on_a_b200_run_at_its_cap() -> None:
+    device = Device.load("b200")
+    for (m, k, n), tflop_per_s in LOOPED.items():
+        found = looped(device, product(m, k, n, "bfloat16"))
+        assert 2.0 * m * k * n / found.time_ns / 1e3 == pytest.approx(tflop_per_s, rel=0.08)
 
 
 @pytest.mark.parametrize(("name", "cap_w"), [("l4", 72), ("a10", 150), ("h100-pcie", 350), ("h100-nvl", 400), ("gh200", 700)])

@@ -50,6 +50,9 @@ class TransferBasis:
     whole_waves: bool = False  # whether products run in whole rounds of tiles over the SMs
     start_ns: Quantity | None = None  # of the shortest kernels, where that is known and not by the clock
     energy: Quantity | None = None  # of an operation, of what it needs on the other, each at its highest clock; None: the same
+    product_energy: Mapping[str, Quantity] = field(
+        default_factory=dict
+    )  # of those of products, by precision, where loops say so
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,10 +232,12 @@ def _limits(file: Path, content: Mapping[str, Any]) -> DeviceLimits:
     )
 
 
-def _rates(file: Path, table: Mapping[str, Any], key: str, names: Sequence[str]) -> dict[str, Quantity]:
-    """Those of the named rates that a table has."""
+def _rates(
+    file: Path, table: Mapping[str, Any], key: str, names: Sequence[str], like: str | None = None
+) -> dict[str, Quantity]:
+    """Those of the named rates that a table has; `like` names the quantity that they are like, where they are no rates."""
     rates = subtable(file, {key: {}, **table}, key, f"a table of {', '.join(names)}")
-    return quantities(file, rates, [name for name in names if name in rates])
+    return quantities(file, rates, [name for name in names if name in rates], like)
 
 
 def _transfer(file: Path, content: Mapping[str, Any], key: str) -> TransferBasis | None:
@@ -254,6 +259,7 @@ def _transfer(file: Path, content: Mapping[str, Any], key: str) -> TransferBasis
         product_flop_per_s=_rates(file, basis, "product_flop_per_s", PRECISIONS),
         start_ns=quantity(file, basis, "start_ns") if "start_ns" in basis else None,
         energy=quantity(file, basis, "energy") if "energy" in basis else None,
+        product_energy=_rates(file, basis, "product_energy", PRECISIONS, "energy"),
     )
 
 

@@ -279,6 +279,7 @@ def _limits(limits: DeviceLimits) -> list[tuple[str, Quantity]]:
     named += [(f"attention_flop_per_s.{direction}", item) for direction, item in attention]
     named += [(f"product_flop_per_s.{precision}", item) for precision, item in limits.transfer.product_flop_per_s.items()]
     named += [] if limits.transfer.energy is None else [("energy", limits.transfer.energy)]
+    named += [(f"energy.{precision}", item) for precision, item in limits.transfer.product_energy.items()]
     return [*named, *((f"interval_factor.{kind}", item) for kind, item in limits.transfer.interval_factor.items())]
 
 
@@ -328,7 +329,7 @@ def _limit_words(name: str, value: float) -> tuple[str, str]:
     """What it is called, and how much it is."""
     kind, _, which = name.partition(".")
     if kind == "energy":
-        return "energy of an operation", f"{value:g} x"
+        return f"energy of an operation{f' of {which} products' * bool(which)}", f"{value:g} x"
     if kind == "interval_factor":
         return f"interval of {which}", f"{value:g} x"
     label, unit = _LIMITS.get(kind) or (f"{_RATES.get(kind, 'peak of')} {which}", "FLOP/s")

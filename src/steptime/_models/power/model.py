@@ -41,7 +41,7 @@ _AS_TF32 = ("convolution", "attention")
 LOWEST_CLOCK = 0.25
 # How far off the energy of an operation may be on a card of another kind: standard deviation of its logarithm, a prior.
 CARRIED_ERROR = 0.25
-_OTHER = "other"
+_OTHER, _ATTENTION = "other", "attention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +179,8 @@ class PowerModel:
             return None
         size = there.power_w.value / self.cap_w
         energy = 1.0 if there.transfer is None or there.transfer.energy is None else there.transfer.energy.value
+        products = {} if there.transfer is None else {name: one.value for name, one in there.transfer.product_energy.items()}
+        families = {_ATTENTION: max(products.values(), default=energy)}  # attention is products, in 16 bits
         rate = there.sms.value * there.clock_hz.value / (here.sms.value * here.clock_hz.value)
         return replace(
             self,
@@ -189,8 +191,8 @@ class PowerModel:
             leakage_w_per_k=self.leakage_w_per_k * size,
             kelvin_per_w=self.kelvin_per_w / size,
             collective_w=self.collective_w * size,
-            flop_j={name: value * energy for name, value in self.flop_j.items()},
-            active_w={name: value * rate * energy for name, value in self.active_w.items()},
+            flop_j={name: value * products.get(name, energy) for name, value in self.flop_j.items()},
+            active_w={name: value * rate * families.get(name, energy) for name, value in self.active_w.items()},
             error=math.hypot(self.error, CARRIED_ERROR),
         )
 

@@ -7,8 +7,8 @@ parallelism beside tensor parallelism. What recipes say and the table does not (
 scripts/performance/configs, Apache-2.0: deepseek 04264182, kimi 013180a7, qwen 01b2977e, gpt_oss 07eea52d, nemotronh 06e8da4e,
 llama 0013c9a8): gradients are summed in bf16, experts get as many tokens each, most of them by HybridEP or DeepEP, receives
 of interleaved pipelines are overlapped. Left out: CUDA graphs, exchanges of tokens beside products (`moe_a2a_overlap`) or
-of tensor parallelism inside them (`tp_comm_overlap`), attention in eight bits, and what little is recomputed but on H100s. The layer
-that predicts a second token counts as one more, at the end.
+of tensor parallelism inside them (`tp_comm_overlap`), attention in eight bits, and what little is recomputed but on H100s.
+The layer that predicts a second token counts as one more, at the end.
 """
 
 from __future__ import annotations
