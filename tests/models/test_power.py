@@ -147,6 +147,19 @@ def test_shares_of_one_card_draw_its_power_together() -> None:
     assert half.core_j == pytest.approx(whole.core_j, rel=1e-6)
 
 
+def test_products_of_a_carried_card_draw_what_their_own_loops_say() -> None:
+    """Of the precisions that are published; other kernels and precisions stay as one number for the card has them."""
+    h200, b200 = read_device("h200"), read_device("b200")
+    assert b200.transfer is not None
+    plain = H200.carried(h200, replace(b200, transfer=replace(b200.transfer, product_energy={})))
+    carried = H200.carried(h200, b200)
+    assert plain is not None
+    assert carried is not None
+    more = {name for name, joule in carried.flop_j.items() if joule != plain.flop_j[name]}
+    assert more == set(b200.transfer.product_energy) == {"bfloat16"}
+    assert {name for name, watt in carried.active_w.items() if watt != plain.active_w[name]} == {"attention"}
+
+
 def test_carried_cards_go_by_their_own_cap() -> None:
     h200, l4 = read_device("h200"), read_device("l4")
     carried = H200.carried(h200, l4)

@@ -162,8 +162,11 @@ def _with_cap(limits: DeviceLimits) -> DeviceLimits:
     if alike is None or alike.power_w is None or limits.transfer is None:
         return limits
     cap = Quantity(alike.power_w.value, f"as {alike.name}, for the file says none; {alike.power_w.source}")
-    energy = limits.transfer.energy or (None if alike.transfer is None else alike.transfer.energy)
-    return replace(limits, power_w=cap, transfer=replace(limits.transfer, energy=energy))
+    if alike.transfer is None or limits.transfer.energy is not None:
+        return replace(limits, power_w=cap)
+    known = alike.transfer
+    transfer = replace(limits.transfer, energy=known.energy, product_energy=known.product_energy)
+    return replace(limits, power_w=cap, transfer=transfer)
 
 
 @cache
