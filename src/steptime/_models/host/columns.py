@@ -13,7 +13,7 @@ Where launches lie within a piece the measured costs do not say: shares seen in 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import NamedTuple
@@ -52,14 +52,25 @@ WORTH_SAYING = 0.03
 LEAST_INSIDE = 0.25
 
 
-# Python around ops, measured on a CPU with PyTorch 2.13 (benchmarks/python_dispatch.py). In calls of `add_`: DTensor's dispatch
-# of an op, and of each tensor in a list. In forward passes of a linear layer: FSDP2's hooks around a module, and what makes
-# DTensors and plain tensors of each other. What redistributing them takes besides was not measured.
-_SHARDED_OP, _SHARDED_TENSOR = 7.0, 0.78
-_HOOKS = {
-    "FSDP::pre_forward": 13.3, "FSDP::pre_backward": 13.3, "_FromTorchTensor": 3.6, "_ToTorchTensor": 1.2,
-    "_FromTorchTensorBackward": 3.9, "_ToTorchTensorBackward": 3.9,
+# Python around ops, in calls of `add_`. DTensor's dispatch of an op, the mean of the eight of Adam, and of each tensor in a
+# list: on a CPU with PyTorch 2.13 (benchmarks/python_dispatch.py). What makes DTensors and plain tensors of each other and
+# redistributes them; FSDP2's hooks around a module, and what gathering and reducing take besides their ops, each with what a
+# parameter adds: as there, less what is in ops of their own, and on a GPU, where streams and events come in, 1.8 and 3.2 times
+# that (seven tiny steps without a wire in eight processes, benchmarks/h200/divided_parts.py, 2026-11-18).
+_SHARDED_OP, _SHARDED_TENSOR = 4.4, 0.78
+_ON_GPU_DTENSOR, _ON_GPU_FSDP = 1.8, 3.2
+_DTENSOR = {
+    "_FromTorchTensor": 11.0, "_ToTorchTensor": 2.0, "_FromTorchTensorBackward": 13.5, "_ToTorchTensorBackward": 13.5,
+    "Redistribute": 39.0, "RedistributeBackward": 76.0,
 }  # fmt: skip
+_FSDP = {
+    "FSDP::pre_forward": (42.0, 0.0), "FSDP::pre_backward": (40.0, 0.0),
+    "fsdp::all_gather_copy_in": (54.0, 7.0), "fsdp::chunk_cat": (21.0, 7.5),
+}  # fmt: skip
+_PYTHON: Mapping[str, tuple[float, float]] = {
+    **{name: (_ON_GPU_DTENSOR * calls, 0.0) for name, calls in _DTENSOR.items()},
+    **{name: (_ON_GPU_FSDP * calls, _ON_GPU_FSDP * each) for name, (calls, each) in _FSDP.items()},
+}
 
 
 class Piece(IntEnum):
@@ -185,13 +196,10 @@ class _HostWalk:
         for row, inside in self.table.same_inside.items():
             if _shares_memory(self.table.arguments[row], self.table.arguments[inside[0]]):
                 result[row] = call_ns * (_SHARDED_OP + _SHARDED_TENSOR * self.table.arguments[row].longest_list)
-        hooks = [
-            (row, _HOOKS[name.partition(" ")[0]]) for row, name in enumerate(self.names) if name.partition(" ")[0] in _HOOKS
-        ]
-        if hooks:
-            parts = model.mechanism("between", "forward"), model.mechanism("record", "graph"), model.op("aten::addmm")[0]
-            linear_ns = sum(part.cpu_ns for part in parts)
-            result.update((row, count * linear_ns) for row, count in hooks)
+        for row, name in enumerate(self.names):
+            calls, calls_each = _PYTHON.get(name.partition(" ")[0], (0.0, 0.0))
+            if calls:
+                result[row] = call_ns * (calls + calls_each * self.table.arguments[row].longest_list)
         return result
 
     def _python_around(self, row: int) -> None:
