@@ -60,6 +60,7 @@ RANGES: Mapping[str, ValueRange] = {
     "cache_bandwidth_bytes_per_s": _BANDWIDTH,
     "buffered_bytes": ValueRange(1, 1e12, "bytes (1.5 MB are 1.5e6)"),
     "host_slowdown": ValueRange(1, 1e2, "times (1: none)"),
+    "cores": ValueRange(1, 1e4, "cores of the box"),
     "latency_ns": ValueRange(0.1, 1e9, "nanoseconds (5 us are 5e3)"),
     "spread": ValueRange(0, 1, "ln of a time"),
     "interval_factor": ValueRange(1, 1e3, "times either way"),

@@ -17,7 +17,7 @@ from steptime.errors import InputError
 
 SCHEMA_VERSION = 1
 _OVERSUBSCRIPTION = ValueRange(1, 1e4, "times (1: none)")
-_BUFFERED, _HOST_SLOWDOWN = "buffered_bytes", "host_slowdown"
+_BUFFERED, _HOST_SLOWDOWN, _CORES = "buffered_bytes", "host_slowdown", "cores"
 _INTERVAL_FACTOR = "interval_factor"
 _TIER_QUANTITIES = ("bandwidth_bytes_per_s", "latency_ns")
 _PUBLISHED, _WHERE = ("source", "license", "date"), ("repository", "commit", "path")
@@ -75,6 +75,8 @@ class FabricLimits:
     buffered_bytes: Quantity | None = None
     # How many times as long a rank's host takes in steps with collectives: where the wire is CPU time of the same cores.
     host_slowdown: Quantity | None = None
+    # Of the box, which its ranks share evenly, where threads on them move the data.
+    cores: Quantity | None = None
     # A shipped fabric with such links, which has kinds or rank counts that were not measured on this one.
     like: str | None = None
 
@@ -124,6 +126,7 @@ def _read(file: Path) -> FabricLimits:
         published=_published(file, content),
         buffered_bytes=quantity(file, content, _BUFFERED) if _BUFFERED in content else None,
         host_slowdown=quantity(file, content, _HOST_SLOWDOWN) if _HOST_SLOWDOWN in content else None,
+        cores=quantity(file, content, _CORES) if _CORES in content else None,
         like=_shipped_name(file, content, "like"),
     )
     _check_shape(file, limits)
@@ -141,7 +144,7 @@ def fabric_toml(limits: FabricLimits) -> str:
         lines += [f"rails = {limits.rails}", f"oversubscription = {limits.oversubscription:g}"]
     lines.append("analytic = true" if limits.models is None else f"models = {_text(limits.models.name)}")
     lines += [] if limits.like is None else [f"like = {_text(limits.like)}"]
-    measured = {_BUFFERED: limits.buffered_bytes, _HOST_SLOWDOWN: limits.host_slowdown}
+    measured = {_BUFFERED: limits.buffered_bytes, _HOST_SLOWDOWN: limits.host_slowdown, _CORES: limits.cores}
     lines += [_quantity_line(name, value) for name, value in measured.items() if value is not None]
     for item in limits.published:
         lines += ["", "[[published]]", *(f"{name} = {_text(getattr(item, name))}" for name in _PUBLISHED)]

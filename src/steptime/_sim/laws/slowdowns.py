@@ -10,8 +10,10 @@ measured. A collective holds SMs from its own start, waiting included, so a kern
 is there; moving is slower for the part of it that kernels run beside. A host that trains issues work or waits for room to do
 so, and keeps one of its rank's cores busy either way.
 
-`CollectivesBesideCollectives`: on sockets a thread of each rank moves the data of all its collectives, which share it evenly
-while they overlap. Nothing was measured of other fabrics, on which they are played as if each were alone.
+`CollectivesBesideCollectives`: on sockets a thread of each communicator of a rank moves the data of all its collectives, which
+share it evenly while they overlap. Threads of several communicators hardly slow each other while each has a core beside the
+host's; where there are fewer cores they and the host take turns. Nothing was measured of other fabrics, on which all are
+played as if each were alone.
 
 `KernelsBesideIdleParts`: stages of a pipeline on parts of one GPU wait for each other, and a kernel is faster while other parts
 idle: by as much as the kernel models say, which were fitted beside parts that do the same and beside idle ones.
@@ -202,32 +204,89 @@ class CollectivesBesideKernels:
         return speeds
 
 
+# Pairs near and far among 4 ranks with 4 cores each, all at once, take so many times as long as the slower of them: .97 to 1.23
+# for gathers and all_reduces of 256 KiB to 16 MiB (benchmarks/h200/divided_parts.py, 2026-11-18).
+_OTHER_THREADS = 1.10
+# Threads that spin, on fewer cores than there are of them, wait for a turn of the scheduler (2.8 ms with 8 cores or more in
+# Linux 6.18): of 8 ranks with 2 cores each, pairs and fours at once take 3.4 to 4.0 ms more for gathers of 256 KiB and twice
+# that for all_reduces, which go round twice; from 4 MiB as long as one after the other (the same, 2026-11-18).
+_TURN_NS = 3.5e6
+# Nothing was measured of messages and exchanges.
+_GOES_ROUND = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "broadcast": 1.0, "reduce": 1.0}
+# Beside a host that trains on one of those two cores: 1.1 to 1.9 for all_reduces and exchanges of 256 KiB to 16 MiB
+# (benchmarks/h200/collectives_beside_hosts.py, 2026-11-16); with four cores nothing was seen.
+_HOST_WORKS = 1.41
+# Of a rank, for that to be no matter: the host's, and those of a communicator's thread and of what the kernel moves for it.
+_ENOUGH_CORES = 3.0
+
+
 @dataclass(frozen=True, eq=False)
 class CollectivesBesideCollectives:
-    """A `Law`, for the collectives of every cohort: which of its works they are."""
+    """A `Law`, for ranks on sockets that have so many cores each."""
 
-    collective: tuple[Flags, ...]
+    communicators: tuple[tuple[Flags, ...], ...]  # of every cohort and each of its communicators: which of its works are its
+    turns: tuple[Factors, ...]  # of every cohort: what a work may wait for turns, over its time alone, as that has axes
+    cores: float
 
     @classmethod
-    def of(cls, cohorts: Sequence[Cohort]) -> CollectivesBesideCollectives:
+    def of(cls, cohorts: Sequence[Cohort], cores: float) -> CollectivesBesideCollectives:
         """Of these cohorts."""
-        return cls(tuple(cohort.program.works.kind == WorkKind.COLLECTIVE for cohort in cohorts))
+        found, turns = [], []
+        for cohort in cohorts:
+            called, works = cohort.program.collectives, cohort.program.works
+            names = np.array([*(_communicator(each.group) for each in called), ""])[works.collective]
+            moves = works.kind == WorkKind.COLLECTIVE
+            found.append(tuple(moves & (names == name) for name in np.unique(names[moves])))
+            rounds = np.array([*(_GOES_ROUND.get(each.kind, 0.0) for each in called), 0.0])[works.collective]
+            turns.append(_TURN_NS * rounds[:, None, None] / np.maximum(cohort.timing.duration_ns, 1))
+        return cls(tuple(found), tuple(turns), cores)
 
     @property
     def holds(self) -> bool:
         """Whether any rank has two that could overlap."""
-        return any(int(flags.sum()) > 1 for flags in self.collective)
+        return any(sum(int(flags.sum()) for flags in each) > 1 for each in self.communicators)
 
     def slowdowns(self, timeline: Timeline, period_ns: Nanoseconds) -> list[Factors]:
         """As `Law` has it."""
         results = []
-        for played, flags in zip(timeline.cohorts, self.collective, strict=True):
+        for played, communicators, turns in zip(timeline.cohorts, self.communicators, self.turns, strict=True):
             factors = np.ones(played.work_end_ns.shape)
             for rank, scenario in np.ndindex(factors.shape[1:]):
-                moving, end = played.moving_ns[flags, rank, scenario], played.work_end_ns[flags, rank, scenario]
-                factors[flags, rank, scenario] = 1.0 / _even_shares(moving, end, int(period_ns[scenario]))
+                begin, moving, end = (
+                    times[:, rank, scenario] for times in (played.work_start_ns, played.moving_ns, played.work_end_ns)
+                )
+                period = int(period_ns[scenario])
+                every = np.logical_or.reduce(communicators) if communicators else np.zeros(len(begin), dtype=np.bool_)
+                in_turns = np.ones(len(begin))
+                in_turns[every] = _even_shares(moving[every], end[every], period)
+                for own in communicators:
+                    others = every & ~own
+                    share = _even_shares(moving[own], end[own], period)
+                    spans = begin[others], end[others]
+                    if self.cores >= _ENOUGH_CORES:
+                        beside = _share(moving[own], end[own], _repeated(*spans, period))
+                        factors[own, rank, scenario] = (1.0 + (_OTHER_THREADS - 1.0) * beside) / share
+                        continue
+                    beside = _share(moving[own], end[own], _repeated(*spans, period))
+                    waits = turns[own, rank % turns.shape[1], scenario % turns.shape[2]] * beside
+                    works = _share(moving[own], end[own], _repeated(*_host_works(played, rank, scenario), period))
+                    slowed = np.maximum(1.0 / in_turns[own], 1.0 / share + waits)
+                    factors[own, rank, scenario] = slowed * (1.0 + (_HOST_WORKS - 1.0) * works)
             results.append(factors)
         return results
+
+
+def _host_works(played: CohortTimeline, rank: int, scenario: int) -> tuple[Nanoseconds, Nanoseconds]:
+    """Stretches in which the host of a rank works, and neither waits nor is held up."""
+    timing = played.cohort.timing
+    gap, cost = (each[:, rank % each.shape[1], scenario % each.shape[2]] for each in (timing.gap_ns, timing.call_ns))
+    entered, left = played.call_start_ns[:, rank, scenario], played.call_end_ns[:, rank, scenario]
+    return entered - gap, np.minimum(left, entered + cost)
+
+
+def _communicator(group: str) -> str:
+    """Messages of a group (`name:0->1`) go over its one communicator."""
+    return group.partition(":")[0].partition(" ")[0]
 
 
 def _even_shares(begin: Nanoseconds, end: Nanoseconds, period_ns: int) -> Factors:

@@ -32,6 +32,12 @@ _ALIKE: Mapping[str, tuple[str, ...]] = {
     "unknown": ("all_reduce",),
 }
 _BARRIER_BYTES = 4
+# Groups of some of the ranks, all at once, where a rank has two cores for its host and what moves its data: pairs and fours of
+# eight take 1.6 and 1.3 times as long as two and four ranks that have the box to themselves (medians over kinds and 256 KiB to
+# 16 MiB, of what all eight took more that day; benchmarks/h200/divided_parts.py, 2026-11-18). With four cores nothing was seen.
+# Of the 24 medians of pairs, 90 % lie in -.38 to .82 of that, in ln.
+_CROWDED_POWER, _ENOUGH_CORES = 0.34, 3.0
+_CROWDED_WIDER = (0.38, 0.82)
 # A kind that stands for another: known to a factor.
 _STAND_IN_FACTOR = 2.0
 _NOTHING = Estimate(0.0, 0.0, 0.0, Source.ANALYTIC, inside=True)
@@ -110,9 +116,17 @@ class _Asker:
         new = [message for message in dict.fromkeys(messages) if (group, members, message) not in self._known]
         if new:
             beside = [other for other in self._near(group, members) if other != members and len(other) > 1]
+            crowded = self._crowding(len(members))
             for message, answer in zip(new, self._fabric.estimates(new, members, beside), strict=True):
-                self._known[group, members, message] = answer
+                self._known[group, members, message] = answer if crowded == 1.0 else _crowded(answer, crowded)
         return {message: self._known[group, members, message] for message in messages}
+
+    def _crowding(self, ranks: int) -> float:
+        """How many times as long groups of so many of the ranks take as if the box were theirs."""
+        assert self._fabric is not None
+        cores, world = self._fabric.limits.cores, self._workload.world_size
+        enough = cores is None or cores.value >= _ENOUGH_CORES * world
+        return 1.0 if enough else float((world / ranks) ** _CROWDED_POWER)
 
     def _near(self, group: str, members: tuple[int, ...]) -> Sequence[tuple[int, ...]]:
         """The sets of a group that could share links with one: on its nodes, or anywhere where a network lacks bandwidth."""
@@ -153,6 +167,14 @@ class _Asker:
                     self.warnings[text] = None
                 return alike, alike != kind
         return "all_reduce", True
+
+
+def _crowded(estimate: Estimate, by: float) -> Estimate:
+    """So many times as long, and less sure."""
+    low, high = (by * np.exp(wider) for wider in (-_CROWDED_WIDER[0], _CROWDED_WIDER[1]))
+    return replace(
+        estimate, time_ns=by * estimate.time_ns, low_ns=low * estimate.low_ns, high_ns=high * estimate.high_ns, inside=False
+    )
 
 
 def _widened(estimate: Estimate) -> Estimate:

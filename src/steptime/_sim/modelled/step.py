@@ -203,8 +203,9 @@ class ModelledStep:
         overlap, share = self.platform.overlap, self.platform.device.limits.share
         lookups = LookupsBesideLookups(tuple(tuple(program.memory[at] for at in program.estimate) for program in self.programs))
         result: list[Law] = [CollectivesBesideKernels.of(cohorts, overlap, share=share)] if overlap.known else []
-        if self.platform.fabric is not None and self.platform.fabric.limits.buffered_bytes is not None:
-            together = CollectivesBesideCollectives.of(cohorts)
+        if self.platform.fabric is not None and self.platform.fabric.limits.cores is not None:
+            cores = self.platform.fabric.limits.cores.value / self.workload.world_size
+            together = CollectivesBesideCollectives.of(cohorts, cores)
             result += [together] if together.holds else []
         if self.beside_idle:
             pairs = zip(self.programs, self.beside_idle, strict=True)
