@@ -3,8 +3,8 @@
 `python benchmarks/h200/divided_steps.py predict FILE [GROUP]` predicts every held-out case of a group, without a GPU:
 `divided` (the usual one), under several ways to divide their tables, and `recommenders`, with dense sides in other precisions,
 interactions and optimisers, and `large`, decoders divided by pipelines, contexts, experts, shards and tensors, captured from
-the very code that runs; `configs`, those of them that a config says too. On one, `steptime measure steps --share-gpu
---ranks 1,2,4,8 --only timed,GROUP -o DIR` times them.
+the very code that runs; `large_again`, more of them; `configs`, those of `large` that a config says too. On one,
+`steptime measure steps --share-gpu --ranks 1,2,4,8 --only timed,GROUP -o DIR` times them.
 `... score FILE DIR [GROUP]` compares: errors as committed, and with the calibration that each group of ranks made of its own
 machine; of every model with several plans whether these are in the order in which they were measured. `... keep DIR MEASURED
 [GROUP]` writes the times of a run as they are committed, which `score FILE MEASURED [GROUP]` reads without calibrations.
@@ -36,7 +36,7 @@ from steptime_lab.validate.steps.cases import RunCalibrations, platform_of
 from steptime_lab.workloads.case import Case
 from steptime_lab.workloads.cases import RANKS, held_out_cases
 from steptime_lab.workloads.divided_cases import DIVIDED
-from steptime_lab.workloads.large_cases import LARGE
+from steptime_lab.workloads.large_cases import AGAIN, LARGE
 from steptime_lab.workloads.large_configs import as_config
 
 Said = tuple[float, float, float]
@@ -111,7 +111,7 @@ def score(file: str, run: str, group: str = DIVIDED) -> None:
         print(f"{name:48s} {time_ms:8.3f}  {shown}")
     for how, said in told.items():
         print(f"{how}: {summary(taken, said, known)}")
-        if group in (LARGE, CONFIGS):
+        if group in (LARGE, AGAIN, CONFIGS):
             for kind in dict.fromkeys(kind_of(known[name]) for name in taken):
                 of_kind = {name: time_ms for name, time_ms in taken.items() if kind_of(known[name]) == kind}
                 print(f"  {kind:5s} {summary(of_kind, said, known)}")

@@ -14,7 +14,7 @@ from steptime.errors import InputError
 from steptime_lab.workloads.case import Case, workloads
 from steptime_lab.workloads.divided_cases import DIVIDED, divided_cases
 from steptime_lab.workloads.drawn_tasks import step_batches, step_tasks
-from steptime_lab.workloads.large_cases import LARGE, large_cases, shrunk_large
+from steptime_lab.workloads.large_cases import AGAIN, LARGE, large_cases, shrunk_large
 from steptime_lab.workloads.networks import bert, gpt2, inception_v3, resnet50, xlnet
 from steptime_lab.workloads.published import published_models, with_bags
 from steptime_lab.workloads.recommender_cases import RECOMMENDERS, recommender_cases
@@ -55,7 +55,8 @@ def step_cases(ranks: int) -> tuple[Case, ...]:
 
 def held_out_cases(ranks: int) -> dict[str, tuple[Case, ...]]:
     """Cases of that many ranks that have no part in any model, by what `--only` calls them together."""
-    return {DIVIDED: divided_cases(ranks), RECOMMENDERS: recommender_cases(ranks), LARGE: large_cases(ranks)}
+    decoders = {group: large_cases(ranks, group) for group in (LARGE, AGAIN)}
+    return {DIVIDED: divided_cases(ranks), RECOMMENDERS: recommender_cases(ranks), **decoders}
 
 
 def shrunk(case: Case) -> Case:

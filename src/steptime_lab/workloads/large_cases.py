@@ -12,7 +12,10 @@ from typing import Any
 from steptime_lab.workloads.case import Case
 
 LARGE = "large"
-"""What `--only` calls all of them."""
+"""What `--only` calls those of the first two visits."""
+
+AGAIN = "large_again"
+"""Those of the third: other widths, depths, micro-batches and ways to divide, predicted with all that the first ones taught."""
 
 Model = Mapping[str, Any]
 
@@ -46,6 +49,8 @@ def _cp(ranks: int, exchange: str) -> Model:
 def _moe(experts: int, top: int, **more: Any) -> Model:
     return {"experts": experts, "top": top, **more}
 
+
+_MIXED: Model = {"precision": "bf16-mixed", "optimizer": "adamw-fused"}
 
 # By name: ranks, precision, samples of one rank, the model, and how it is divided.
 _CASES: Mapping[str, tuple[int, str, int, Model, Model]] = {
@@ -103,12 +108,39 @@ _CASES: Mapping[str, tuple[int, str, int, Model, Model]] = {
     "tp2hsdp2x2": (8, "bf16", 2, _gated(2, 512, 8, 512), {"tensor": 2, "copies": 2, "precision": "bf16-mixed"}),
 }  # fmt: skip
 
+_AGAIN: Mapping[str, tuple[int, str, int, Model, Model]] = {
+    "pp2-1f1b-640": (2, "bf16", 6, _plain(6, 640, 10, 384), _pipe(2, "1f1b", 6)),
+    "pp2-gpipe-1280": (2, "bf16", 12, _gated(6, 1280, 20, 512, 5), _pipe(2, "gpipe", 6, optimizer="adamw-fused")),
+    "pp2-interleaved-1536": (2, "bf16", 8, _squared(8, 1536, 12, 384), _pipe(2, "1f1b", 4, chunks=2)),
+    "tp2-768": (2, "bf16", 6, _squared(5, 768, 12, 384), {"tensor": 2, "optimizer": "adamw-fused"}),
+    "cp2-ulysses-768": (2, "bf16", 2, _gated(6, 768, 12, 1536, 4), _cp(2, "ulysses")),
+    "cp2-ring-640": (2, "fp32", 1, _plain(4, 640, 10, 1536), _cp(2, "ring")),
+    "ep2-capacity-768": (2, "bf16", 6, _squared(3, 768, 12, 512), _moe(8, 1, capacity=1.5)),
+    "fsdp2-768": (2, "bf16", 8, _gated(6, 768, 12, 384), {"copies": 1, **_MIXED}),
+    "pp4-1f1b-768": (4, "bf16", 6, _gated(12, 768, 12, 384), _pipe(4, "1f1b", 12, optimizer="adamw-fused")),
+    "pp4-gpipe-1280": (4, "bf16", 6, _squared(4, 1280, 10, 512), _pipe(4, "gpipe", 6)),
+    "pp4-interleaved-640": (4, "tf32", 4, _plain(8, 640, 10, 256), _pipe(4, "1f1b", 4, chunks=2, optimizer="sgd")),
+    "pp2dp2-1f1b-896": (4, "bf16", 6, _gated(6, 896, 14, 384), _pipe(2, "1f1b", 6, copies="averaged")),
+    "cp4-ulysses-768": (4, "bf16", 1, _plain(6, 768, 12, 2048), _cp(4, "ulysses")),
+    "cp4-ring-384": (4, "bf16", 2, _gated(3, 384, 6, 1536), _cp(4, "ring")),
+    "ep4-grouped-768": (4, "bf16", 3, _gated(3, 768, 12, 512), _moe(8, 2, grouped=True)),
+    "hsdp2x2-768": (4, "bf16", 6, _gated(6, 768, 12, 384, 4), {"copies": 2, **_MIXED}),
+    "hsdp2x2-deep": (4, "bf16", 8, _squared(12, 512, 8, 384), {"copies": 2, "reshard": False}),
+    "tp4-1280": (4, "bf16", 3, _gated(3, 1280, 20, 512, 4), {"tensor": 4, "optimizer": "adamw-fused"}),
+    "tp2fsdp2-768": (4, "bf16", 4, _squared(4, 768, 12, 512), {"tensor": 2, "optimizer": "sgd"}),
+    "pp4dp2-gpipe-640": (8, "bf16", 3, _gated(8, 640, 10, 256), _pipe(4, "gpipe", 6, copies="averaged")),
+    "hsdp2x4-640": (8, "bf16", 4, _plain(3, 640, 10, 384), {"copies": 2, **_MIXED}),
+    "cp4dp2-ulysses-512": (8, "bf16", 1, _plain(3, 512, 8, 2048), _cp(4, "ulysses")),
+    "ep8-capacity-640": (8, "bf16", 3, _gated(2, 640, 10, 512), _moe(8, 2, capacity=1.0)),
+    "tp4fsdp2-512": (8, "bf16", 3, _squared(2, 512, 8, 512), {"tensor": 4, "optimizer": "adamw-fused"}),
+}  # fmt: skip
 
-def large_cases(ranks: int) -> tuple[Case, ...]:
-    """Those of so many ranks."""
+
+def large_cases(ranks: int, group: str = LARGE) -> tuple[Case, ...]:
+    """Those of so many ranks, of one of the two groups."""
     return tuple(
         Case(LARGE, f"{LARGE}-{name}-r{count}", {**model, **divided}, precision, samples * count, count, task=name, rule="")
-        for name, (count, precision, samples, model, divided) in _CASES.items()
+        for name, (count, precision, samples, model, divided) in {LARGE: _CASES, AGAIN: _AGAIN}[group].items()
         if count == ranks
     )
 
