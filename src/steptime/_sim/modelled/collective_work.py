@@ -35,9 +35,9 @@ _BARRIER_BYTES = 4
 # Groups of some of the ranks, all at once, where a rank has two cores for its host and what moves its data: pairs and fours of
 # eight take 1.6 and 1.3 times as long as two and four ranks that have the box to themselves (medians over kinds and 256 KiB to
 # 16 MiB, of what all eight took more that day; benchmarks/h200/divided_parts.py, 2026-11-18). With four cores nothing was seen.
-# Of the 24 medians of pairs, 90 % lie in -.38 to .82 of that, in ln.
+# A step has many of each kind, and medians of kinds lie in -.15 to .4 of that, in ln.
 _CROWDED_POWER, _ENOUGH_CORES = 0.34, 3.0
-_CROWDED_WIDER = (0.38, 0.82)
+_CROWDED_WIDER = (0.15, 0.4)
 # A kind that stands for another: known to a factor.
 _STAND_IN_FACTOR = 2.0
 _NOTHING = Estimate(0.0, 0.0, 0.0, Source.ANALYTIC, inside=True)
