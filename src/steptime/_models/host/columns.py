@@ -52,13 +52,13 @@ WORTH_SAYING = 0.03
 LEAST_INSIDE = 0.25
 
 
-# Python around ops, in calls of `add_`. DTensor's dispatch of an op, the mean of the eight of Adam, and of each tensor in a
-# list: on a CPU with PyTorch 2.13 (benchmarks/python_dispatch.py). What makes DTensors and plain tensors of each other and
-# redistributes them; FSDP2's hooks around a module, and what gathering and reducing take besides their ops, each with what a
-# parameter adds: as there, less what is in ops of their own, and on a GPU, where streams and events come in, 1.8 and 3.2 times
-# that (seven tiny steps without a wire in eight processes, benchmarks/h200/divided_parts.py, 2026-11-18).
-_SHARDED_OP, _SHARDED_TENSOR = 4.4, 0.78
-_ON_GPU_DTENSOR, _ON_GPU_FSDP = 1.8, 3.2
+# Python around ops, in calls of `add_`, measured on a CPU with PyTorch 2.13 (benchmarks/python_dispatch.py): DTensor's dispatch
+# of an op, and of each tensor in a list; what makes DTensors and plain tensors of each other and redistributes them; FSDP2's
+# hooks around a module, and what gathering and reducing take besides their ops, each with what a parameter adds. The last two
+# are 1.5 and 2.6 times that on a GPU, where streams and events come in: seven tiny steps without a wire, in eight processes at
+# once (benchmarks/h200/divided_parts.py, 2026-11-18), are then 9 % short to 18 % long.
+_SHARDED_OP, _SHARDED_TENSOR = 7.2, 0.78
+_ON_GPU_DTENSOR, _ON_GPU_FSDP = 1.5, 2.6
 _DTENSOR = {
     "_FromTorchTensor": 11.0, "_ToTorchTensor": 2.0, "_FromTorchTensorBackward": 13.5, "_ToTorchTensorBackward": 13.5,
     "Redistribute": 39.0, "RedistributeBackward": 76.0,
