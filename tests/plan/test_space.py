@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from steptime._build.transformer.config import Transformer
-from steptime._plan.space import Choices, divisors, layouts_of
+from steptime._build.transformer.parallelism import divisors
+from steptime._plan.space import Choices, layouts_of
 from steptime.errors import InputError
 
 MODEL = Transformer(

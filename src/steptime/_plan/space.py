@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any
 
 from steptime._build.transformer.config import Transformer
-from steptime._build.transformer.parallelism import Parallelism
+from steptime._build.transformer.parallelism import Parallelism, divisors
 from steptime._build.transformer.recompute import FULL, NONE, OPS, SELECTIVE
 from steptime.errors import InputError
 
@@ -210,9 +210,3 @@ def _cut(model: Transformer, parallel: Parallelism, choices: Choices) -> tuple[l
 def _recomputations(model: Transformer) -> tuple[str, ...]:
     """Worth a try: fused attention keeps little, and is computed again anyway."""
     return tuple(each for each in RECOMPUTATIONS if each != SELECTIVE or model.kernels == "unfused")
-
-
-def divisors(number: int) -> list[int]:
-    """All of them, smallest first."""
-    small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
-    return sorted({*small, *(number // each for each in small)})

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from steptime._build.transformer.fp8 import FEW_BITS, RECIPES
-from steptime._build.transformer.parallelism import DEGREES, wrong_parallelism
+from steptime._build.transformer.parallelism import DEGREES, dividing, wrong_parallelism
 from steptime._build.transformer.parts import FROZEN_PARTS, FUSED, PATTERN
 from steptime._build.transformer.recompute import wrong_recompute
 from steptime._program.program import MOST_RANKS
@@ -114,22 +114,25 @@ def _wrong_sizes(model: Transformer) -> Iterator[str]:
     parallel, heads, key_heads = model.parallel, ("heads", model.heads), ("kv_heads", model.key_heads)
     yield from wrong_parallelism(parallel, model.layers)
     yield from model.experts.wrong_together(parallel, model.expert_inner)
-    ways = ("parallel.tensor", parallel.tensor)
-    inner = ("feed_forward", model.inner)
     for (what, size), (by, parts) in (
         (("width", model.width if not model.head_width else 0), heads),
         (heads, key_heads),
-        (heads, ways),
-        (key_heads, ways),
-        (inner, ways),
     ):
         if size % parts:
-            yield f"{what} {size} does not divide by {by} {parts}; give a multiple of {parts}"
+            yield f"{what} {size} does not divide by {by} {parts}; give a multiple of {parts}, or {by} that is {dividing(size)}"
+    split = dict((heads, key_heads, ("feed_forward", model.inner)))
+    for what, size in split.items():
+        if size % parallel.tensor:
+            yield (
+                f"{what} {size} does not divide by parallel.tensor {parallel.tensor}; give {dividing(*split.values())}, "
+                "which divide heads, kv_heads and feed_forward"
+            )
     parts = parallel.replicas * model.gradient_accumulation
     if model.batch % parts:
         yield (
             f"batch {model.batch} does not divide into {parts} parts (data {parallel.data} x fsdp "
-            f"{parallel.fsdp} x gradient_accumulation {model.gradient_accumulation}); give a multiple of {parts}"
+            f"{parallel.fsdp} x gradient_accumulation {model.gradient_accumulation}); give a multiple of {parts}, "
+            f"or {dividing(model.batch)} parts"
         )
     yield from _wrong_tokens(model)
     if parallel.chunks > 1 and model.gradient_accumulation % parallel.pipeline:
@@ -156,7 +159,10 @@ def _wrong_tokens(model: Transformer) -> Iterator[str]:
         by = " x ".join(
             f"{what} {count}" if what.startswith("parallel") else what for what, count in parts.items() if count > 1
         )
-        yield f"sequence {model.sequence} does not divide by {by}; give a multiple of {multiple}"
+        yield (
+            f"sequence {model.sequence} does not divide by {by}; give a multiple of {multiple}, or {dividing(model.sequence)} "
+            "parts in all"
+        )
     share = parallel.tensor * parallel.context
     if parallel.context > 1 and parallel.context_exchange == "all_to_all" and model.key_heads % share:
         yield (

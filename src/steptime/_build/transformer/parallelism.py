@@ -7,6 +7,7 @@ its own: the ranks of a stage that share everything else hold different experts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
@@ -20,6 +21,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "schedule": ("1f1b", "gpipe", "interleaved"),
     "context_exchange": ("ring", "all_to_all", "all_gather"),
 }
+_MOST_NAMED = 24
 _OF_FSDP = ("reshard_after_forward", "no_sync")
 _OF_ZERO = ("overlap_grad_reduce", "overlap_param_gather", "grad_reduce_in_fp32")
 
@@ -176,7 +178,10 @@ def _wrong_stages(parallel: Parallelism, layers: int) -> Iterator[str]:
     if parallel.stages and (sum(parallel.stages) != layers or min(parallel.stages) < 0):
         yield f"parallel.stages has {sum(parallel.stages)} layers of {layers}; give layers of 0 or more that add up to {layers}"
     if stages > layers and not parallel.stages:
-        yield f"{stages} stages of a pipeline with {layers} layers; give at most {layers}"
+        yield (
+            f"{stages} stages of a pipeline (pipeline {parallel.pipeline} x chunks {parallel.chunks}) with {layers} layers; "
+            f"give at most {layers}; they are equal with {dividing(layers)}"
+        )
 
 
 def _wrong_experts(parallel: Parallelism) -> Iterator[str]:
@@ -188,5 +193,18 @@ def _wrong_experts(parallel: Parallelism) -> Iterator[str]:
         return
     share = parallel.in_stage // parallel.expert_tensor
     if share % parallel.expert:
-        fits = ", ".join(str(each) for each in range(1, share + 1) if share % each == 0)
-        yield f"parallel.expert {parallel.expert} does not divide the {share} ranks of a stage; give one of {fits}"
+        yield f"parallel.expert {parallel.expert} does not divide the {share} ranks of a stage; give {dividing(share)}"
+
+
+def divisors(number: int) -> list[int]:
+    """All of them, smallest first."""
+    small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
+    return sorted({*small, *(number // each for each in small)})
+
+
+def dividing(*numbers: int) -> str:
+    """What divides all of some numbers, in words."""
+    fits = divisors(math.gcd(*numbers))
+    if len(fits) > _MOST_NAMED:
+        return f"one of {', '.join(map(str, fits[:_MOST_NAMED]))} or another divisor of {math.gcd(*numbers)}"
+    return f"one of {', '.join(map(str, fits))}" if len(fits) > 1 else str(fits[0])

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from steptime._build.transformer.parallelism import Parallelism
+from steptime._build.transformer.parallelism import Parallelism, dividing
 
 PATTERN = {"M": "mamba alone", "*": "attention alone", "-": "dense alone", "E": "experts alone"}
 """What a layer of a hybrid is by its letter, as Megatron-core has them."""
@@ -17,6 +17,8 @@ _SCORES = ("softmax", "sigmoid")
 EXCHANGES = ALL_TO_ALL, FUSED = "all_to_all", "fused"
 _MOST = 2**31
 _MOST_IMBALANCE = 1024.0
+# Of a layer: models have hundreds; every one of them has weights, which are written one by one.
+_MOST_EXPERTS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class Experts:
             value = getattr(self, key)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value < _MOST:
                 yield f"experts.{key} is {value!r}; expected a whole number of {low} or more"
+            elif key == "count" and value > _MOST_EXPERTS:
+                yield f"experts.count is {value}; expected a whole number from 0 to {_MOST_EXPERTS}"
         imbalance: object = self.imbalance  # what a file says may be anything
         if isinstance(imbalance, bool) or not isinstance(imbalance, int | float) or not 1 <= imbalance <= _MOST_IMBALANCE:
             yield f"experts.imbalance is {imbalance!r}; expected a number from 1 to {_MOST_IMBALANCE:g}"
@@ -77,7 +81,7 @@ class Experts:
             ("experts.shared", self.shared, "parallel.tensor", parallel.tensor),
         ):
             if size % parts:
-                yield f"{what} {size} does not divide by {by} {parts}; give a divisor of {size}"
+                yield f"{what} {size} does not divide by {by} {parts}; give {dividing(size)}"
         if parallel.tensor > parallel.expert_tensor and not (parallel.sequence and parallel.expert > 1):
             yield (
                 f"parallel.tensor is {parallel.tensor} and experts are whole, which needs tokens of every rank's own: give "
