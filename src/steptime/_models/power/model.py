@@ -41,7 +41,7 @@ _AS_TF32 = ("convolution", "attention")
 LOWEST_CLOCK = 0.25
 # How far off the energy of an operation may be on a card of another kind: standard deviation of its logarithm, a prior.
 CARRIED_ERROR = 0.25
-_OTHER, _ATTENTION = "other", "attention"
+_OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class PowerModel:
         size = there.power_w.value / self.cap_w
         energy = 1.0 if there.transfer is None or there.transfer.energy is None else there.transfer.energy.value
         products = {} if there.transfer is None else {name: one.value for name, one in there.transfer.product_energy.items()}
-        families = {_ATTENTION: max(products.values(), default=energy)}  # attention is products, in 16 bits
+        families = dict.fromkeys(_MULTIPLYING, max(products.values(), default=energy))
         rate = there.sms.value * there.clock_hz.value / (here.sms.value * here.clock_hz.value)
         return replace(
             self,
