@@ -17,7 +17,9 @@ from steptime._build.transformer.build import _parameter_counts, build
 from steptime._build.transformer.config import Transformer
 from steptime._build.transformer.parallelism import Parallelism
 from steptime._build.transformer.parts import Experts, LatentAttention, Lora
+from steptime._platforms.platform import Platform
 from steptime._program.program import Program, Tensor
+from steptime._sim.modelled.prediction import predict_on
 from steptime.errors import InputError
 
 WIDTH, HEADS, LENGTH, WORDS, BATCH, COUNT, TOP, INNER = 64, 4, 16, 96, 2, 4, 2, 48
@@ -386,3 +388,61 @@ def test_fused_positions_of_latent_attention_copy_no_heads() -> None:
     for op in products:
         assert shapes_of(joined, op) == shapes_of(apart, op)
     assert names_of(joined).count("aten::cat") < names_of(apart).count("aten::cat")
+
+
+# Exchanges beside another pass
+
+
+def beside(*, overlap: bool, width: int = WIDTH, sequence: int = LENGTH, **parallel: Any) -> Transformer:
+    given = Parallelism(data=4, expert=4, overlap_moe_expert_parallel_comm=overlap, **parallel)
+    experts = Experts(count=8, top_k=2, width=width, first_dense=1, exchange="fused")
+    shape = {"layers": 8, "heads": max(4, width // 128), "batch": 4 * 16, "gradient_accumulation": 16}
+    return model(experts=experts, parallel=given, width=width, sequence=sequence, fused=True, attention="auto", **shape)
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "alone": {},
+    "1f1b": {"pipeline": 2},
+    "interleaved": {"pipeline": 2, "chunks": 2, "schedule": "interleaved", "overlap_p2p_comm": True},
+}
+
+
+def run_in_step(program: Program) -> Counter[str]:
+    """How often a step runs each op."""
+    assert program.repetition is not None
+    counts, names = program.repetition.counts(len(program.ops)), names_of(program)
+    result = Counter[str]()
+    for name, count in zip(names, counts.tolist(), strict=True):
+        result[name] += count
+    return result
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_exchanges_beside_another_pass_change_the_order_of_a_step_and_nothing_else(layout: str) -> None:
+    for before, after in zip(*(build(beside(overlap=each, **LAYOUTS[layout])).programs for each in (False, True)), strict=True):
+        assert run_in_step(after) == run_in_step(before)
+        assert after.repetition is not None
+        assert before.repetition is not None
+        assert len(set(after.repetition.names)) > len(set(before.repetition.names))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_exchanges_beside_another_pass_are_hidden_and_steps_no_longer(layout: str) -> None:
+    platform = Platform.load("8xh100-nvlink" if layout != "alone" else "4xh100-nvlink")
+    large = {"width": 2048, "sequence": 4096, **LAYOUTS[layout]}
+    apart, hidden = (predict_on(build(beside(overlap=each, **large)), platform) for each in (False, True))
+    assert hidden.step_time_ms < apart.step_time_ms
+    exposed = [sum(rank.exposed_communication_ms for rank in each.ranks) for each in (apart, hidden)]
+    assert layout != "alone" or exposed[1] < 0.8 * exposed[0]  # stages of a pipeline wait for each other besides
+
+
+def test_exchanges_beside_another_pass_need_one_and_whole_layers() -> None:
+    with pytest.raises(InputError, match=r"parallel\.expert of 2 or more"):
+        model(parallel=Parallelism(data=2, overlap_moe_expert_parallel_comm=True), fused=True, attention="auto")
+    with pytest.raises(InputError, match="not recomputed"):
+        model(
+            parallel=Parallelism(data=2, expert=2, overlap_moe_expert_parallel_comm=True),
+            fused=True,
+            attention="auto",
+            recompute="full",
+        )

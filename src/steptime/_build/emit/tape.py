@@ -320,6 +320,7 @@ class Tape:
             root.arrived = [first]
             for node in _run(root):
                 self._evaluate(node)
+            self.emit.land()
             self.emit.section(end)
             while self._at_end:
                 self._at_end.pop(0)()
@@ -339,6 +340,8 @@ class Tape:
         emit, gradients, parameter = self.emit, tuple(node.arrived), node.parameter
         for each in gradients:
             self._release(each)
+        if node.section:
+            self.emit.land()
         self.emit.section(node.section)
         sequence = node.sequence if parameter is None else -1
         with emit.write(_ENGINE + node.name):

@@ -87,6 +87,11 @@ def strides_of(tensor: Tensor) -> tuple[int, ...]:
     return tensor.strides
 
 
+def next_part(section: str) -> str:
+    """The name of what follows a part of a section."""
+    return section + "'"
+
+
 class Writer:
     """Writes the step of one rank, op by op in order of start."""
 
@@ -129,6 +134,7 @@ class Writer:
         self._absent: set[int] = set()  # collectives that are not written
         self._orders: list[StreamOrder] = []
         self._sections: list[tuple[str, int]] = []
+        self._flying: tuple[int, str] | None = None  # a collective beside other sections, and its group
         self._put_off: list[tuple[int, str]] | None = None
         if world_size > 1:
             self.write("## process_group:init ##")
@@ -292,6 +298,17 @@ class Writer:
         """What is written next is a section of this name; sections of one name do the same. Without a name nothing begins."""
         if name:
             self._sections.append((name, len(self._nodes)))
+
+    def fly(self, number: int, group: str) -> None:
+        """Ends the section: the next of its parts is run when others were, and the collective beside those."""
+        self._flying = number, group
+        self.section(next_part(self._sections[-1][0]))
+
+    def land(self) -> None:
+        """Waits for what still flies."""
+        if self._flying is not None:
+            flying, self._flying = self._flying, None
+            self.wait(*flying)
 
     # Streams; 0 is where compute is
 

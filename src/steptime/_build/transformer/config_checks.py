@@ -173,6 +173,14 @@ def _wrong_tokens(model: Transformer) -> Iterator[str]:
         yield "parallel.context needs mask = 'none', an attention that is fused and head = 'language_model'"
 
 
+def _wrong_exchanges(model: Transformer) -> Iterator[str]:
+    beside, again = model.parallel.overlap_moe_expert_parallel_comm, model.recomputed
+    if beside and (not model.fused or again == "full" or "feed_forward" in again):
+        yield "parallel.overlap_moe_expert_parallel_comm goes with fused = true and experts that are not recomputed"
+    if model.experts.exchange == FUSED and not model.fused:
+        yield "experts.exchange = 'fused' goes with fused = true; give both, or exchange = 'all_to_all'"
+
+
 def _wrong_together(model: Transformer) -> Iterator[str]:
     """Choices that exclude each other."""
     ways = model.parallel.tensor
@@ -187,8 +195,7 @@ def _wrong_together(model: Transformer) -> Iterator[str]:
             "unfused attention, as in Megatron-LM, needs head = 'language_model', as many kv_heads as heads "
             "and a precision other than 'bf16-autocast'"
         )
-    if model.experts.exchange == FUSED and not model.fused:
-        yield "experts.exchange = 'fused' goes with fused = true; give both, or exchange = 'all_to_all'"
+    yield from _wrong_exchanges(model)
     if model.experts.capacity and model.fused:
         yield "experts.capacity cannot be built with fused = true; leave one of them out"
     yield from _wrong_attention(model)

@@ -49,10 +49,18 @@ class ExpertWeights:
     activation: str = "gelu"  # where it is not gated
 
 
-def routed(tape: Tape, x: Tensor, weights: ExpertWeights, config: Experts, products: LinearProducts | None = None) -> Tensor:
+def routed(
+    tape: Tape,
+    x: Tensor,
+    weights: ExpertWeights,
+    config: Experts,
+    products: LinearProducts | None = None,
+    *,
+    beside: bool = False,
+) -> Tensor:
     """What the chosen experts make of tokens, in the shape of these.
 
-    With `products` as Megatron-core runs them; then `up` holds the gate too.
+    With `products` as Megatron-core runs them; then `up` holds the gate too. `beside`: tokens travel beside another pass.
     """
     emit, shape = tape.emit, x.shape
     x = view(tape, x, (x.numel // shape[-1], shape[-1]), (-1, shape[-1]))
@@ -65,7 +73,7 @@ def routed(tape: Tape, x: Tensor, weights: ExpertWeights, config: Experts, produ
     factors = select_rows(tape, view(tape, top, (top.numel,), (-1,)), order)
     rows = emit.new("floor_divide", (order, config.top_k))
     if products is not None:
-        y = _made_fused(tape, x, rows, _Routing(counts, factors, weights, config), products)
+        y = _made_fused(tape, x, rows, _Routing(counts, factors, weights, config, beside), products)
     else:
         y = _made(tape, x, rows, _Routing(counts, factors, weights, config))
     return view(tape, y, shape)
@@ -79,6 +87,7 @@ class _Routing:
     factors: Tensor  # how much each copy weighs
     weights: ExpertWeights
     config: Experts
+    beside: bool = False  # another pass, tokens travel
 
 
 def _made(tape: Tape, x: Tensor, rows: Tensor, routing: _Routing) -> Tensor:
@@ -113,12 +122,15 @@ def _made_fused(tape: Tape, x: Tensor, rows: Tensor, routing: _Routing, products
         return fused_experts.unpermute(tape, made, rows, top_k)
     here, (to_ranks, from_ranks) = _counts_exchanged(tape.emit, counts, ways), _splits(copies.shape[0], ways, routing.config)
     column = view(tape, factors, (factors.numel, 1))
-    arrived, scores = (_all_to_all(tape, each, to_ranks, from_ranks) for each in (copies, column))
+    beside = routing.beside
+    scores = _all_to_all(tape, column, to_ranks, from_ranks) if beside else None  # before the tokens, which are not waited for
+    arrived = _all_to_all(tape, copies, to_ranks, from_ranks, beside=beside)
+    scores = _all_to_all(tape, column, to_ranks, from_ranks) if scores is None else scores
     if several:
         arrived, scores = fused_experts.sort_chunks(tape, arrived), fused_experts.sort_chunks(tape, scores)
     made = experts.of(tape, arrived, here, scores)
     made = fused_experts.sort_chunks(tape, made) if several else made
-    return fused_experts.unpermute(tape, _all_to_all(tape, made, from_ranks, to_ranks), rows, top_k)
+    return fused_experts.unpermute(tape, _all_to_all(tape, made, from_ranks, to_ranks, beside=beside), rows, top_k)
 
 
 def _made_once(tape: Tape, x: Tensor, routing: _Routing, experts: fused_experts.FusedExperts) -> Tensor:
@@ -136,10 +148,11 @@ def _made_once(tape: Tape, x: Tensor, routing: _Routing, experts: fused_experts.
     emit.read_back(here)
     sent = round(tokens * config.ranks_of_token(ways))
     (to_ranks, from_ranks), (_, arriving) = _splits(sent, ways, config), _splits(copies, ways, config)
-    arrived = _all_to_all(tape, fused_experts.spread(tape, x, sent), to_ranks, from_ranks)
+    arrived = _all_to_all(tape, fused_experts.spread(tape, x, sent), to_ranks, from_ranks, beside=routing.beside)
     factors = select_rows(tape, routing.factors, emit.arange(sum(arriving)))
     made = experts.of(tape, fused_experts.permute_rows(tape, arrived, sum(arriving)), here, factors)
-    back = _all_to_all(tape, fused_experts.permute_rows(tape, made, sum(from_ranks)), from_ranks, to_ranks)
+    summed = fused_experts.permute_rows(tape, made, sum(from_ranks))
+    back = _all_to_all(tape, summed, from_ranks, to_ranks, beside=routing.beside)
     return fused_experts.spread(tape, back, tokens)
 
 
@@ -202,13 +215,22 @@ def _counts_exchanged(emit: Emitter, counts: Tensor, ways: int) -> Tensor:
     return emit.new("sum", (by_rank, (0,), False, None), (arriving.numel // ways,))
 
 
-def _all_to_all(tape: Tape, x: Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> Tensor:
-    """So many rows to every rank, and so many from it; in backward their gradients the other way."""
+def _all_to_all(tape: Tape, x: Tensor, sent: tuple[int, ...], received: tuple[int, ...], *, beside: bool = False) -> Tensor:
+    """So many rows to every rank, and so many from it; in backward their gradients the other way.
+
+    With `beside` the section ends here, and the exchange is waited for before the next one: what runs between is another pass.
+    """
     emit = tape.emit
 
     def moved(rows: Tensor, away: tuple[int, ...], here: tuple[int, ...]) -> Tensor:
         result = emit.empty_from_python((sum(here), rows.shape[1]), rows.dtype)
-        emit.wait(emit.all_to_all(result, rows, here, away, group=EXPERT), EXPERT)
+        if beside:
+            emit.land()
+        number = emit.all_to_all(result, rows, here, away, group=EXPERT)
+        if beside:
+            emit.fly(number, EXPERT)
+        else:
+            emit.wait(number, EXPERT)
         return result
 
     with emit.write("_AllToAll", (x,), (), sequence=emit.sequence):

@@ -143,6 +143,7 @@ class Model:
         for index in layers:
             tape.emit.section(named(FORWARD, index))
             x = self._sharding.layer(f"layers.{index}", x, partial(self._run, self.weights.layers[index]))
+            tape.emit.land()
             tape.section_before_node_of(x, named(BACKWARD, index))
         tape.emit.section(named(FORWARD, part.layers.stop))
         if not part.last:
@@ -345,7 +346,7 @@ class Model:
         """Tokens to their experts, which may be split as the rest of a layer is."""
         tape, config, products = self._tape, self._config, self._products if self._config.fused else None
         if config.parallel.expert_tensor == 1:
-            return routed(tape, x, layer, config.experts, products)
+            return routed(tape, x, layer, config.experts, products, beside=config.parallel.overlap_moe_expert_parallel_comm)
         sequence = config.parallel.sequence
         x = gathered_tokens(tape, x) if sequence else enter(tape, x)
         return leave(tape, routed(tape, x, layer, config.experts, products), sequence=sequence)

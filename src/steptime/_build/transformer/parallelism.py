@@ -47,6 +47,8 @@ class Parallelism:
     grad_reduce_in_fp32: bool = True  # gradients are kept and scattered in fp32, whatever the weights are
     schedule: str = "1f1b"  # of a pipeline's micro-batches
     overlap_p2p_comm: bool = False  # of interleaved pipelines, as Megatron-LM calls it: receives run beside the pass before
+    # Of experts, as Megatron-LM calls it: forward and backward passes take turns, exchanges of each run beside the other
+    overlap_moe_expert_parallel_comm: bool = False
     chunks: int = 1  # parts of the model on every rank of an interleaved pipeline (virtual stages)
     stages: tuple[int, ...] = ()  # layers of each stage, or of each chunk in order of the model; empty: as even as can be
     batch_p2p_sync: bool = False  # hosts wait for all that a stage sends and receives, as Megatron-LM's do (its name for it)
@@ -185,6 +187,14 @@ def _wrong_stages(parallel: Parallelism, layers: int) -> Iterator[str]:
 
 
 def _wrong_experts(parallel: Parallelism) -> Iterator[str]:
+    overlaps: object = parallel.overlap_moe_expert_parallel_comm  # what a file says may be anything
+    if not isinstance(overlaps, bool):
+        yield f"parallel.overlap_moe_expert_parallel_comm is {overlaps!r}; expected true or false"
+    elif overlaps and (parallel.expert == 1 or parallel.schedule == "gpipe"):
+        yield (
+            "parallel.overlap_moe_expert_parallel_comm has backward passes beside forward ones exchange tokens; "
+            "give parallel.expert of 2 or more and a schedule other than 'gpipe', or leave it out"
+        )
     if parallel.expert_tensor not in (1, parallel.tensor):
         yield (
             f"parallel.expert_tensor is {parallel.expert_tensor}; expected 1, or parallel.tensor {parallel.tensor} "

@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 
+from steptime._build.emit.writer import next_part
 from steptime._build.transformer.config import Transformer
 from steptime._build.transformer.parallelism import Parallelism
 from steptime._build.transformer.schedules import BACKWARD, FORWARD, Action, Move, moves
@@ -15,6 +17,8 @@ from steptime._build.transformer.schedules import BACKWARD, FORWARD, Action, Mov
 _WRITTEN_OUT = 24
 _ONLY, _FIRST, _MIDDLE, _LAST = "only", "first", "middle", "last"
 _BEGIN, _END = "begin", "end"
+_EXCHANGES = 2  # of tokens in a layer with experts, either way
+_RECEIVED = ("receive", "ask", "await")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,8 @@ class Sampling:
     @cached_property
     def sampled(self) -> bool:
         """Whether a sample is written."""
-        return sum(len(part.layers) for part in self.parts) * self.micro_batches > _WRITTEN_OUT
+        long = sum(len(part.layers) for part in self.parts) * self.micro_batches > _WRITTEN_OUT
+        return long or self.config.parallel.overlap_moe_expert_parallel_comm
 
     @property
     def micro_batches(self) -> int:
@@ -155,17 +160,61 @@ class Sampling:
         if not self.sampled:
             return
         yield self.begin
-        for each in moves(self.config.parallel, self.stage, self.micro_batches):
+        for each in self._in_turns(list(moves(self.config.parallel, self.stage, self.micro_batches))):
             if isinstance(each, Move):
                 yield self.of_move(each)
-                continue
-            kind = self.kind(each.micro_batch)
-            chunk = self.like(each.chunk, kind)
-            part = self.parts[chunk]
-            places = [part.layers.start - 1, *self.standing(chunk, kind), part.layers.stop]
-            if each.way == BACKWARD:
-                places = places[::-1] if part.first else places[:0:-1]
-            yield from (self.of_layer(chunk, kind, each.way, place) for place in places)
-            if each.way == BACKWARD:
-                yield self.behind(chunk, kind)
+            elif isinstance(each, Action):
+                yield from self._of_action(each)
+            else:
+                for one, other in zip_longest(*map(self._of_action, each)):
+                    yield from (name for name in (one, other) if name is not None)
         yield self.end
+
+    def _of_action(self, action: Action) -> Iterator[str]:
+        kind = self.kind(action.micro_batch)
+        chunk = self.like(action.chunk, kind)
+        part = self.parts[chunk]
+        places = [part.layers.start - 1, *self.standing(chunk, kind), part.layers.stop]
+        if action.way == BACKWARD:
+            places = places[::-1] if part.first else places[:0:-1]
+        for place in places:
+            name = self.of_layer(chunk, kind, action.way, place)
+            yield name
+            if place in part.layers and self.config.layer_kind(place).startswith("experts"):
+                for _ in range(_EXCHANGES if self.config.parallel.overlap_moe_expert_parallel_comm else 0):
+                    name = next_part(name)
+                    yield name
+        if action.way == BACKWARD:
+            yield self.behind(chunk, kind)
+
+    def _in_turns(self, order: list[Action | Move]) -> Iterator[Action | Move | tuple[Action, Action]]:
+        """A backward pass and the forward pass after it as one, where their exchanges run beside each other.
+
+        What the second needs is received before both, and what the first made is sent after both.
+        """
+        if not self.config.parallel.overlap_moe_expert_parallel_comm:
+            yield from order
+            return
+        first: Action | None = None  # a backward pass that waits for the forward pass after it
+        between: list[Move] = []
+        for each in order:
+            if isinstance(each, Move):
+                if first is None:
+                    yield each
+                else:
+                    between.append(each)
+            elif first is not None and each.way == FORWARD:
+                yield from (move for move in between if move.what in _RECEIVED)
+                yield first, each
+                yield from (move for move in between if move.what not in _RECEIVED)
+                first, between = None, []
+            else:
+                if first is not None:
+                    yield first
+                yield from between
+                first, between = (each, []) if each.way == BACKWARD else (None, [])
+                if first is None:
+                    yield each
+        if first is not None:
+            yield first
+        yield from between

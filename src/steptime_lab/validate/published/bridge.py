@@ -6,9 +6,9 @@ and micro-batch), `TP`, `PP`, `VP`, `CP`, `EP`, `FSDP` and `Tokens / sec / GPU`.
 parallelism beside tensor parallelism. What recipes say and the table does not (NVIDIA-NeMo/Megatron-Bridge,
 scripts/performance/configs, Apache-2.0: deepseek 04264182, kimi 013180a7, qwen 01b2977e, gpt_oss 07eea52d, nemotronh 06e8da4e,
 llama 0013c9a8): gradients are summed in bf16, experts get as many tokens each, most of them by HybridEP or DeepEP, receives
-of interleaved pipelines are overlapped. Left out: CUDA graphs, exchanges of tokens beside products (`moe_a2a_overlap`) or
-of tensor parallelism inside them (`tp_comm_overlap`), attention in eight bits, and what little is recomputed but on H100s.
-The layer that predicts a second token counts as one more, at the end.
+of interleaved pipelines are overlapped, and in some runs exchanges of tokens are beside another pass. Left out: CUDA graphs,
+exchanges of tensor parallelism inside products (`tp_comm_overlap`), attention in eight bits, and what little is recomputed but
+on H100s. The layer that predicts a second token counts as one more, at the end.
 """
 
 from __future__ import annotations
@@ -56,6 +56,13 @@ _ONCE = {
     "qwen3-30b-a3b": (*_RACKS, *_NODES),
     "qwen3-235b-a22b": _RACKS,
     "nemotron-3-nano": (*_RACKS, *_NODES, "h100"),
+}
+# Runs whose exchanges of tokens are beside another pass (`moe_a2a_overlap`): by the oldest container in which they are.
+_BESIDE = {
+    ("qwen3-235b-a22b", "h100"): "",
+    ("deepseek-v3", "b200"): "",
+    ("deepseek-v3", "gb200"): "26.06",
+    ("deepseek-v3", "gb300"): "26.06",
 }
 # What recipes compute again, where it is more than a projection or the dense half of a few layers.
 _AGAIN = {("nemotron-3-nano", "h100"): ["feed_forward", "norm", "attention"]}
@@ -160,7 +167,11 @@ def _made(row: Row, what: str) -> BridgeRow:
             "expected multiples of TP x PP x CP and of replicas x MBS"
         )
     adapters = _ADAPTERS if "lora" in row.text("kind").lower() else {}
-    config = Transformer.from_dict({**_config(known, sizes, precision, (replicas, parts), device), **adapters})
+    values = _config(known, sizes, precision, (replicas, parts), device)
+    since = _BESIDE.get((known, device))
+    if since is not None and sizes["VP"] > 1 and row.text("container") >= since:
+        values["parallel"]["overlap_moe_expert_parallel_comm"] = True
+    config = Transformer.from_dict({**values, **adapters})
     fabric = None if ranks == 1 else one if ranks <= most else several
     platform = PlatformParts(f"{ranks}x{device}", ranks, device, usual_host(device), fabric)
     platform.check()
