@@ -402,7 +402,6 @@ def beside(*, overlap: bool, width: int = WIDTH, sequence: int = LENGTH, **paral
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "alone": {},
-    "1f1b": {"pipeline": 2},
     "interleaved": {"pipeline": 2, "chunks": 2, "schedule": "interleaved", "overlap_p2p_comm": True},
 }
 
@@ -439,6 +438,8 @@ def test_exchanges_beside_another_pass_are_hidden_and_steps_no_longer(layout: st
 def test_exchanges_beside_another_pass_need_one_and_whole_layers() -> None:
     with pytest.raises(InputError, match=r"parallel\.expert of 2 or more"):
         model(parallel=Parallelism(data=2, overlap_moe_expert_parallel_comm=True), fused=True, attention="auto")
+    with pytest.raises(InputError, match="2 chunks or more"):
+        beside(overlap=True, pipeline=2)
     with pytest.raises(InputError, match="not recomputed"):
         model(
             parallel=Parallelism(data=2, expert=2, overlap_moe_expert_parallel_comm=True),

@@ -10,7 +10,8 @@ from tests.support.mutated import damaged_tables
 
 from steptime._cli.app import run
 from steptime.errors import InputError
-from steptime_lab.validate.published.bridge import COLUMNS, read_bridge, validate_bridge
+from steptime_lab.validate.engine import MeasuredCase
+from steptime_lab.validate.published.bridge import COLUMNS, _by_token, read_bridge, validate_bridge
 from steptime_lab.validate.published.models import model, pipeline, stages
 
 HEAD = ",".join((*COLUMNS, "kind"))
@@ -99,3 +100,21 @@ def test_bad_tables_are_one_line(tmp_path: Path) -> None:
 def test_five_hundred_damaged_tables_are_read_or_refused(tmp_path: Path) -> None:
     for rows in damaged_tables(tmp_path, (HEAD, LLAMA, SHARDED, EXPERTS), read_bridge):
         assert all(each.row.measured_ms > 0 for each in rows)
+
+
+def test_recipes_say_how_tokens_travel(tmp_path: Path) -> None:
+    newer = "DeepSeekV3,DGX-GB300,256,MXFP8,4096,4096,1,1,2,8,1,32,0,6000,Pre-Training"
+    file = tmp_path / "rows.csv"
+    file.write_text("\n".join((f"{HEAD},container", f"{newer},26.08 NeMo Container", f"{newer},26.04 NeMo Container", EXPERTS)))
+    (new, old, other), refused = read_bridge(file)
+    assert [each.row.config.parallel.overlap_moe_expert_parallel_comm for each in (new, old, other)] == [True, False, False]
+    assert [each.row.config.experts.exchange for each in (new, old, other)] == ["fused", "fused", "all_to_all"]
+    assert all(each.row.config.parallel.overlap_p2p_comm for each in (new, old, other))
+    assert not refused
+
+
+def test_models_are_ranked_by_what_a_token_takes_not_by_the_length_of_a_step(tmp_path: Path) -> None:
+    (short, long), _ = read_bridge(written(tmp_path, SHARDED, SHARDED.replace(",256,2,", ",512,2,")))
+    cases = [_by_token(MeasuredCase("", row.measured_ms, row.measured_ms), row) for row in (short.row, long.row)]
+    assert long.row.measured_ms == pytest.approx(2 * short.row.measured_ms)
+    assert cases[1].measured == pytest.approx(cases[0].measured)

@@ -190,10 +190,10 @@ def _wrong_experts(parallel: Parallelism) -> Iterator[str]:
     overlaps: object = parallel.overlap_moe_expert_parallel_comm  # what a file says may be anything
     if not isinstance(overlaps, bool):
         yield f"parallel.overlap_moe_expert_parallel_comm is {overlaps!r}; expected true or false"
-    elif overlaps and (parallel.expert == 1 or parallel.schedule == "gpipe"):
+    elif overlaps and (parallel.expert == 1 or (parallel.pipeline > 1 and parallel.chunks == 1)):
         yield (
-            "parallel.overlap_moe_expert_parallel_comm has backward passes beside forward ones exchange tokens; "
-            "give parallel.expert of 2 or more and a schedule other than 'gpipe', or leave it out"
+            "parallel.overlap_moe_expert_parallel_comm has backward passes beside forward ones exchange tokens, which stages "
+            "of one chunk would wait for; give parallel.expert of 2 or more, and in a pipeline 2 chunks or more, or leave it out"
         )
     if parallel.expert_tensor not in (1, parallel.tensor):
         yield (

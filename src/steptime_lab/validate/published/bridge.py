@@ -106,7 +106,7 @@ def validate_bridge(
         if each.row in known:
             case = case_of(each.row, known[each.row])
             compared.append(Compared(case, _groups(each)))
-            models[each.model].append(case)
+            models[each.model].append(_by_token(case, each.row))
     if not compared:
         raise InputError(f"{file}: no row can be predicted; the first: {refused[0]}")
     return Validation.of(
@@ -116,6 +116,12 @@ def validate_bridge(
         facts={"rows": float(count), "expressible": len(compared) / count} | _ranked(models),
         warnings=said_of_refused(refused),
     )
+
+
+def _by_token(case: MeasuredCase, row: LayoutRow) -> MeasuredCase:
+    """What a GPU takes for a token: batches and GPUs differ within a model, and longer steps are not slower."""
+    times = row.config.ranks / (row.config.batch * row.config.sequence)
+    return MeasuredCase(case.name, case.predicted * times, case.measured * times)
 
 
 def _ranked(models: Mapping[str, Sequence[MeasuredCase]]) -> dict[str, float]:
