@@ -193,7 +193,7 @@ def _wrong_experts(parallel: Parallelism) -> Iterator[str]:
     elif overlaps and (parallel.expert == 1 or (parallel.pipeline > 1 and parallel.chunks == 1)):
         yield (
             "parallel.overlap_moe_expert_parallel_comm has backward passes beside forward ones exchange tokens, which stages "
-            "of one chunk would wait for; give parallel.expert of 2 or more, and in a pipeline 2 chunks or more, or leave it out"
+            "of one chunk would wait for; give parallel.expert of 2 or more, in a pipeline 2 chunks or more, or leave it out"
         )
     if parallel.expert_tensor not in (1, parallel.tensor):
         yield (
