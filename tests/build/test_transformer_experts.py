@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import combinations
 from pathlib import Path
 from random import Random
@@ -364,18 +364,18 @@ def test_a_token_that_goes_to_a_rank_once_is_sent_as_often_as_ranks_have_its_exp
 
 
 def test_experts_multiply_as_much_however_tokens_come_to_them() -> None:
-    parallel, experts = Parallelism(data=2, expert=2), {"count": COUNT, "top_k": TOP, "width": INNER}
+    parallel, experts = Parallelism(data=2, expert=2), Experts(count=COUNT, top_k=TOP, width=INNER)
     configs = [
-        model(experts=Experts(**experts, exchange=exchange), parallel=parallel, batch=4, fused=True, attention="auto")
+        model(experts=replace(experts, exchange=exchange), parallel=parallel, batch=4, fused=True, attention="auto")
         for exchange in ("all_to_all", "fused")
     ]
     apart, once = (program_of(config) for config in configs)
     assert shapes_of(once, "aten::_grouped_mm") == shapes_of(apart, "aten::_grouped_mm")
     assert len(names_of(once)) < len(names_of(apart))
     with pytest.raises(InputError, match="goes with fused = true"):
-        model(experts=Experts(**experts, exchange="fused"))
+        model(experts=replace(experts, exchange="fused"))
     with pytest.raises(InputError, match="expected all_to_all or fused"):
-        model(experts=Experts(**experts, exchange="once"))
+        model(experts=replace(experts, exchange="once"))
 
 
 def test_fused_positions_of_latent_attention_copy_no_heads() -> None:
