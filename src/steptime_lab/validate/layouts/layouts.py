@@ -36,8 +36,8 @@ _TELLS = 0.2  # of a host's slowness is seen in a step at least, for the step to
 _LEVELS = (0.05, 0.95)
 _LEAST_WIDTHS = 2
 _ASSEMBLED = (
-    "the rows of vTrain's table are sums of measured pieces (docs/devices.md): those of one width, tensor parallelism and "
-    "micro-batch are one measurement"
+    "vTrain's table is what its simulator makes of profiled pieces (docs/devices.md), not a list of measured steps: rows of "
+    "one width, tensor parallelism and micro-batch are one measurement"
 )
 
 

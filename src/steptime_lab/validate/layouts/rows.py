@@ -1,4 +1,4 @@
-"""Iteration times of one model under many layouts, as a CSV: vTrain's table of Megatron-DeepSpeed on a node of A100s.
+"""Iteration times of one model under many layouts, as a CSV: vTrain's table, of Megatron-DeepSpeed on a node of A100s.
 
 Every row becomes the config that a user would write. What the table does not say is as its authors' repository has it
 (VIA-Research/vTrain, f8dda847, MIT): fp16 with fp32 masters, attention of separate products with Megatron's fused softmax,
