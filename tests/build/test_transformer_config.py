@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from steptime._build.config import read_config
 from steptime._build.transformer.config import Transformer
 from steptime._build.transformer.parallelism import Parallelism
+from steptime._build.transformer.parts import Experts, LatentAttention, Lora, Mamba
 from steptime.errors import InputError
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "configs"
@@ -138,3 +141,10 @@ def test_the_examples_are_read_and_named_after_their_files(file: Path) -> None:
     found = read_config(file)
     assert isinstance(found, Transformer)
     assert found.name == file.stem
+
+
+@pytest.mark.parametrize("table", [Transformer, Parallelism, Experts, LatentAttention, Lora, Mamba])
+def test_every_key_is_documented(table: type[Any]) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "configs.md").read_text(encoding="utf-8")
+    keys = [each.name for each in fields(table)]
+    assert [key for key in keys if not re.search(rf"`\[?{key}(\]?`| = )", text)] == []

@@ -167,8 +167,11 @@ def _variants(model: Transformer, shared: Parallelism, choices: Choices) -> Iter
     chunks = [each for each in divisors(stages) if each <= _MOST_CHUNKS or choices.chunks]
     options = (
         sequences if shared.tensor > 1 else [False],
-        # In a pipeline, ZeRO 2 takes as long as ZeRO 1, and holds less only where chunks have their backward passes in a row.
-        choices.of("zero", (0, 1, 2) if shared.pipeline == 1 else (0, 1)) if shared.fsdp == 1 and shared.data > 1 else [0],
+        # In a pipeline, ZeRO 2 takes as long as ZeRO 1, and holds less only where chunks have their backward passes in a row:
+        # there for who asks for it.
+        choices.of("zero", (0, 1, 2) if shared.pipeline == 1 or choices.zero else (0, 1))
+        if shared.fsdp == 1 and shared.data > 1
+        else [0],
         choices.of("chunks", chunks) if shared.pipeline > 1 else [1],
         _experts(model, shared, choices),
     )
