@@ -46,18 +46,18 @@ def latent_heads(
     tape: Tape, x: Tensor, weights: LatentWeights, widths: LatentAttention, around: Surroundings
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values by heads."""
-    by_heads = 2 if around.sequence_first else 1
+    joins = around.angles is not None
     q = _heads(tape, _queries(tape, x, weights, around), widths.nope + widths.rope, around)
+    parts = () if joins else split_last(tape, q, (widths.nope, widths.rope))
     both, key = split_last(tape, linear(tape, x, weights.down), (widths.kv_rank, widths.rope))
     made = _heads(tape, around.by_columns(around.normed(both, weights.norm), weights.up), widths.nope + widths.value, around)
-    key = around.for_all(key)
-    shape = (*key.shape[:by_heads], 1, *key.shape[by_heads:])
-    moving_key = view(tape, key, shape)
+    parts += () if joins else split_last(tape, made, (widths.nope, widths.value))
+    by_heads, key = 2 if around.sequence_first else 1, around.for_all(key)
+    moving_key = view(tape, key, (*key.shape[:by_heads], 1, *key.shape[by_heads:]))
     if around.angles is not None:
         angles = around.angles(moving_key)
         return turned_end(tape, q, angles), *keys_and_values(tape, made, moving_key, angles, widths.value)
-    still, moving = split_last(tape, q, (widths.nope, widths.rope))
-    still_key, value = split_last(tape, made, (widths.nope, widths.value))
+    still, moving, still_key, value = parts
     moving, moving_key = around.turned(moving), around.turned(moving_key)
     spread = expand(tape, moving_key, (*still_key.shape[:3], widths.rope))
     return cat_last(tape, (still, moving)), cat_last(tape, (still_key, spread)), value
