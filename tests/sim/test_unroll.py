@@ -94,6 +94,14 @@ def test_the_first_receive_of_a_step_waits_for_all_that_the_step_before_computes
         assert last.work_start_ns[received, 0, 0] + played.period_ns[0] >= last.work_end_ns[kernels, 0, 0].max()
 
 
+@pytest.mark.parametrize("layout", ["pipeline", "interleaved"])
+def test_what_a_step_receives_first_waits_for_the_step_before_either_way(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Layers so large that hosts run ahead: receives of the next step are called long before this one ends.
+    large = replace(LLAMA, width=2048, heads=16, sequence=1024, parallel=LAYOUTS[layout])
+    one, other = (on_h100s(workload).steady()[0].period_ns[0] for workload in both(large, monkeypatch))
+    assert one == pytest.approx(other, rel=0.01)
+
+
 def test_stages_of_one_kind_share_the_ops_of_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     sampled, _ = both(replace(LLAMA, parallel=Parallelism(pipeline=4)), monkeypatch)
     first, second, third, last = sampled.programs

@@ -12,8 +12,10 @@ here, and is held up there; neither moves the device.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -212,6 +214,26 @@ class _Times:
     width: int
 
 
+_Key = tuple[str, tuple[int, ...], int]  # group, members, sequence
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Meeting:
+    """Where programs meet: how many come, and how long it takes when all are there."""
+
+    key: _Key
+    members: int
+    duration_ns: Nanoseconds  # (scenario,)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stretch:
+    """Repetitions one behind the other, in which nobody is met unless it is one alone."""
+
+    first: int  # repetition
+    through: tuple[_Paths, ...]  # from its beginning behind each of them
+
+
 @dataclass(frozen=True, slots=True)
 class _Use:
     """A section of a program, and one of its repetitions."""
@@ -234,8 +256,10 @@ class Sectioned:
         self._paths = [dict[int, _Paths]() for _ in cohorts]
         for group in _by_sample(layouts):
             self._find(group, timeline=timeline)
+        self._stretches = [self._joined(number) for number in range(len(cohorts))]
+        self._meetings = [self._met(number) for number in range(len(cohorts))]
         self.fronts = [self._opened(layout) for layout in layouts]
-        self._begun: list[list[Nanoseconds]] = []  # per program and repetition: beginnings
+        self._begun: list[list[Nanoseconds]] = []  # per program and stretch: beginnings
         self._before = self.fronts  # where the window opened
 
     @property
@@ -306,11 +330,42 @@ class Sectioned:
             width=len(uses) * self.scenarios,
         )
 
+    def _joined(self, number: int) -> list[_Stretch]:
+        """The repetitions of a program, those between meetings as one where the same ones follow each other again."""
+        order, paths = self._layouts[number].order, self._paths[number]
+        meeting = [place for place, section in enumerate(order) if paths[section].meets]
+        bounds = sorted({0, len(order), *meeting, *(place + 1 for place in meeting)})
+        words = [order[first:stop] for first, stop in pairwise(bounds)]
+        often = Counter(words)
+        known: dict[tuple[int, ...], tuple[_Paths, ...]] = {}
+        result: list[_Stretch] = []
+        for first, word in zip(bounds[:-1], words, strict=True):
+            if len(word) == 1 or often[word] == 1:
+                result += [_Stretch(first + at, (paths[section],)) for at, section in enumerate(word)]
+                continue
+            if word not in known:
+                known[word] = tuple(accumulate((paths[section] for section in word), _one_behind_the_other))
+            result.append(_Stretch(first, known[word]))
+        return result
+
+    def _met(self, number: int) -> dict[int, list[_Meeting]]:
+        """Per repetition at which a program meets others: where, with whom, and how long it takes then."""
+        layout, program, timing = self._layouts[number], self.cohorts[number].program, self.cohorts[number].timing
+        result: dict[int, list[_Meeting]] = {}
+        for place, section in enumerate(layout.order):
+            for offset in self._paths[number][section].meets:
+                row = int(layout.work_base[place]) + offset
+                at = int(program.works.collective[row])
+                collective, members = program.collectives[at], self._members[number][at]
+                key = (collective.group, members, collective.sequence)
+                result.setdefault(place, []).append(_Meeting(key, len(members), timing.duration_ns[row, 0]))
+        return result
+
     # A window
 
     def play(self) -> None:
         """One step of all programs from where their lanes are."""
-        arrived: dict[tuple[object, ...], list[Nanoseconds]] = {}
+        arrived: dict[_Key, tuple[int, Nanoseconds]] = {}
         self._begun = [[] for _ in self.cohorts]
         runs = [_SectionRun(self, number, arrived) for number in range(len(self.cohorts))]
         going = True
@@ -336,10 +391,10 @@ class Sectioned:
         program = cohort.program
         calls = [np.empty((len(program.calls), self.scenarios), dtype=np.int64) for _ in range(2)]
         works = [np.empty((len(program.works), self.scenarios), dtype=np.int64) for _ in range(2)]
-        order = np.array(layout.order, dtype=np.int64)
+        order, begins_at = np.array(layout.order, dtype=np.int64), self._begins(number, begun)
         for section, paths in self._paths[number].items():
             places = np.flatnonzero(order == section)
-            begins = np.stack([begun[place] for place in places.tolist()], axis=1)  # (beginning, repetition, scenario)
+            begins = np.stack([begins_at[place] for place in places.tolist()], axis=1)  # (beginning, repetition, scenario)
             for table, base, rows in (
                 (calls, layout.call_base, paths.rows[:2]),
                 (works, layout.work_base, paths.rows[2:]),
@@ -358,86 +413,102 @@ class Sectioned:
         cohort = replace(cohort, timing=timing)
         return CohortTimeline(cohort, call_start, call_end, work_start, work_end, moving)
 
+    def _begins(self, number: int, begun: Sequence[Nanoseconds]) -> list[Nanoseconds]:
+        """Beginnings of every repetition, from those of stretches."""
+        result: list[Nanoseconds] = [begun[0]] * len(self._layouts[number].order)
+        alike: dict[int, list[int]] = {}
+        for index, stretch in enumerate(self._stretches[number]):
+            result[stretch.first] = begun[index]
+            if len(stretch.through) > 1:
+                alike.setdefault(id(stretch.through), []).append(index)
+        for indices in alike.values():
+            stretches = [self._stretches[number][index] for index in indices]
+            begins = np.stack([begun[index] for index in indices], axis=1)
+            for at, paths in enumerate(stretches[0].through[:-1], 1):
+                behind = _reached(paths.lanes, begins)
+                for column, stretch in enumerate(stretches):
+                    result[stretch.first + at] = behind[:, column]
+        return result
+
 
 class _SectionRun:
     """One program in one window."""
 
-    def __init__(self, step: Sectioned, number: int, arrived: dict[tuple[object, ...], list[Nanoseconds]]) -> None:
+    def __init__(self, step: Sectioned, number: int, arrived: dict[_Key, tuple[int, Nanoseconds]]) -> None:
         self.number, self.front, self.begun = number, step.fronts[number], list[Nanoseconds]()
-        self._step, self._arrived = step, arrived
-        self._layout, self._paths = step._layouts[number], step._paths[number]
-        self._place, self._met = 0, 0
+        self._arrived = arrived
+        self._stretches, self._meetings = step._stretches[number], step._meetings[number]
+        self._at, self._met = 0, 0
         self._begin: Nanoseconds | None = None  # of a section that is under way
         # By lane, meetings that others have not come to yet and that nothing waited for so far.
-        self._flying: dict[int, tuple[tuple[object, ...], int, int, Nanoseconds]] = {}
+        self._flying: dict[int, tuple[_Meeting, Nanoseconds]] = {}
 
     @property
     def done(self) -> bool:
         """Whether it is through."""
-        return self._place == len(self._layout.order) and not self._flying
+        return self._at == len(self._stretches) and not self._flying
 
     @property
     def waits_at(self) -> str:
         """What it waits at, in words."""
-        key, *_ = self._meeting(self._paths[self._layout.order[self._place]])
-        return f"{key[0]} {key[2]}"
+        flying = [meeting for meeting, _ in self._flying.values()]
+        here = [] if self._at == len(self._stretches) else self._meetings.get(self._stretches[self._at].first, [])
+        group, _, sequence = (here[self._met // 2 :] or flying)[0].key
+        return f"{group} {sequence}"
 
     def advance(self) -> bool:
         """Goes on as far as others have come; whether it came any further."""
-        before = self._place, self._met, len(self._flying)
-        order, paths_of = self._layout.order, self._paths
-        while self._place < len(order):
-            paths = paths_of[order[self._place]]
-            self._land()
-            if not paths.needs.isdisjoint(self._flying) or (paths.meets and not self._meet(paths)):
+        before = self._at, self._met, len(self._flying)
+        stretches, flying = self._stretches, self._flying
+        while self._at < len(stretches):
+            stretch = stretches[self._at]
+            paths = stretch.through[-1]
+            if flying:
+                self._land()
+            if (flying and not paths.needs.isdisjoint(flying)) or (paths.meets and not self._meet(paths, stretch.first)):
                 break
             begin = self.front if self._begin is None else self._begin
             self.begun.append(begin)
             self.front = _through(paths.lanes, begin)
             self._begin, self._met = None, 0
-            self._place += 1
-        return before != (self._place, self._met, len(self._flying))
+            self._at += 1
+        if flying:
+            self._land()
+        return before != (self._at, self._met, len(self._flying))
 
     def _land(self) -> None:
         """Ends what was put off, where all have come by now."""
-        for lane, (key, row, size, begin) in list(self._flying.items()):
-            if len(self._arrived[key]) == size:
-                begin[-1] = self.front[lane] = self._end(key, row)
+        for lane, (meeting, begin) in list(self._flying.items()):
+            if self._arrived[meeting.key][0] == meeting.members:
+                begin[-1] = self.front[lane] = self._end(meeting)
                 if self._begin is not None:
                     self._begin[lane] = begin[-1]
                 del self._flying[lane]
 
-    def _end(self, key: tuple[object, ...], row: int) -> Nanoseconds:
-        last = np.max(self._arrived[key], axis=0)
-        return np.asarray(last + self._step.cohorts[self.number].timing.duration_ns[row, 0], dtype=np.int64)
+    def _end(self, meeting: _Meeting) -> Nanoseconds:
+        return self._arrived[meeting.key][1] + meeting.duration_ns
 
-    def _meet(self, paths: _Paths) -> bool:
+    def _meet(self, paths: _Paths, place: int) -> bool:
         """Whether all have come to all meetings of a section, or it can go on without them."""
         if self._begin is None:
             unknown = np.full((len(paths.meets), self.front.shape[1]), LONG_AGO, dtype=np.int64)
             self._begin = np.concatenate([self.front, unknown])
-        first = len(self.front)
-        while self._met // 2 < len(paths.meets):
-            key, row, size = self._meeting(paths)
+        first, meetings = len(self.front), self._meetings[place]
+        while self._met // 2 < len(meetings):
+            index = self._met // 2
+            meeting = meetings[index]
             if self._met % 2 == 0:  # to come, then to leave
-                arrival = _through(paths.arrive[self._met // 2][None], self._begin)[0]
-                self._arrived.setdefault(key, []).append(arrival)
+                arrival = _through(paths.arrive[index : index + 1], self._begin)[0]
+                count, last = self._arrived.get(meeting.key, (0, arrival))
+                self._arrived[meeting.key] = count + 1, np.maximum(last, arrival)
                 self._met += 1
-            if len(self._arrived[key]) < size:
+            if self._arrived[meeting.key][0] < meeting.members:
                 if paths.put_off >= 0:
-                    self._flying[paths.put_off] = (key, row, size, self._begin)
+                    self._flying[paths.put_off] = (meeting, self._begin)
                 return paths.put_off >= 0
-            self._begin[first + self._met // 2] = self._end(key, row)
+            self._begin[first + index] = self._end(meeting)
             self._met += 1
         return True
-
-    def _meeting(self, paths: _Paths) -> tuple[tuple[object, ...], int, int]:
-        """Which meeting is next, the work there, and how many come to it."""
-        program = self._step.cohorts[self.number].program
-        row = int(self._layout.work_base[self._place]) + paths.meets[min(self._met // 2, len(paths.meets) - 1)]
-        collective = program.collectives[int(program.works.collective[row])]
-        members = self._step._members[self.number][int(program.works.collective[row])]
-        return (collective.group, members, collective.sequence), row, len(members)
 
 
 def _held_up(played: CohortTimeline, period_ns: Nanoseconds, queue_depth: int) -> CohortTimeline:
@@ -463,8 +534,15 @@ def _held_up(played: CohortTimeline, period_ns: Nanoseconds, queue_depth: int) -
 
 
 def _through(paths: Nanoseconds, begins: Nanoseconds) -> Nanoseconds:
-    """When each lane is free behind a section: (lane, scenario)."""
-    return np.asarray(np.maximum((paths + begins).max(axis=1), LONG_AGO), dtype=np.int64)
+    """When each lane is free behind a section: (lane, scenario). Some lane has begun, so that none is before `LONG_AGO`."""
+    result: Nanoseconds = np.maximum.reduce(paths + begins, axis=1)
+    return result
+
+
+def _one_behind_the_other(first: _Paths, second: _Paths) -> _Paths:
+    """Two sections without meetings as one: the product of their matrices."""
+    lanes = np.maximum(np.maximum.reduce(second.lanes[:, :, None] + first.lanes[None], axis=1), LONG_AGO)
+    return _Paths(lanes, first.arrive, (), (), first.needs | second.needs)
 
 
 def _reached(paths: Nanoseconds, begins: Nanoseconds) -> Nanoseconds:
