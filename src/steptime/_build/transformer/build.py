@@ -119,7 +119,7 @@ def _described(config: Transformer) -> Description:
 def _parameter_counts(config: Transformer) -> tuple[int, int]:
     """Of the whole model, however ranks share it: all, and those that a token meets."""
     tape = Tape(Emitter(source=config.title))
-    weights = Weights(tape, replace(config, parallel=Parallelism()), Unsharded())
+    weights = Weights(tape, replace(config, parallel=Parallelism(), gradient_accumulation=1), Unsharded())
     total = sum(each.numel for each in weights.all)
     experts = config.experts
     unseen = sum(each.numel // experts.count * (experts.count - experts.top_k) for each in weights.of_experts)

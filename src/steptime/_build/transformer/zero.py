@@ -30,6 +30,11 @@ from steptime._program.program import Tensor
 _BUCKET_PARAMETERS, _BUCKET_PARAMETERS_PER_RANK = IN_PLACE_BUCKET, 1_000_000
 
 
+def least_bucket(ways: int) -> int:
+    """Parameters that a bucket has at least, among so many ranks."""
+    return max(_BUCKET_PARAMETERS, _BUCKET_PARAMETERS_PER_RANK * ways)
+
+
 @dataclass(slots=True, eq=False)
 class _SharedBucket:
     """A piece of a buffer whose gradients are scattered together, and whose parameters are gathered together."""
@@ -112,7 +117,7 @@ class DistributedOptimizer(Unsharded):
 
     def _cut(self, buffer: _Buffer) -> Iterator[_SharedBucket]:
         ways, end = self._emit.group_size(buffer.group), buffer.size
-        least = max(_BUCKET_PARAMETERS, _BUCKET_PARAMETERS_PER_RANK * ways)
+        least = least_bucket(ways)
         current: list[Tensor] = []
         for parameter in reversed(buffer.parameters):
             current.append(parameter)
