@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steptime._plan.chances import MEASURED_OWN_ERROR, beats, chances
+from steptime._plan.chances import MEASURED_OWN_ERROR, beats, chances, p_faster_of_others
 
 RNG = np.random.default_rng(5)
 COMMON = np.exp(0.3 * RNG.standard_normal(64))
@@ -35,3 +35,13 @@ def test_the_faster_layout_is_likelier() -> None:
 
 def test_without_any_error_the_fastest_is_certain() -> None:
     assert chances([100.0, 100.1], [np.full(64, 100.0), np.full(64, 100.1)], own_error=0.0) == [1.0, 0.0]
+
+
+def test_layouts_that_were_not_played_count_by_how_near_they_are() -> None:
+    steps, draws = [100.0, 110.0], [100.0 * COMMON, 110.0 * COMMON]
+    far, near, nearer = (
+        p_faster_of_others(steps, draws, others, [0.02] * len(others), MEASURED_OWN_ERROR)
+        for others in ([200.0] * 9, [104.0], [104.0] * 9)
+    )
+    assert far == 0.0
+    assert 0.05 < near < nearer < 1.0

@@ -1,30 +1,37 @@
 """`Bounds`: a closed form of a layout's step and memory, from what its layers take: quick, and about right.
 
-A stage computes its layers for every micro-batch; gathers and reductions of FSDP run beside the layer at hand and show where
-they take longer; gradients of copies are summed beside the last backward pass; a pipeline waits for its first and last
-micro-batch to pass all other stages. What kernels and collectives take is asked of the models that `predict` asks. How far the
-closed form is off is measured by playing the best layouts (`steptime._plan.search`).
+A stage computes its layers for every micro-batch; gathers and reductions of FSDP run beside the layer at hand, slow it, and
+show where they take longer; so do gradients of copies, which are reduced beside the last backward pass, and parameters that
+ZeRO gathers beside the first forward pass. Stages of a pipeline wait for each other (`pipelined_ns`). What kernels and
+collectives take is asked of the models that `predict` asks. It is no lower bound: how far it is off is measured by playing the
+best layouts (`steptime._plan.search`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass, field
+from functools import cached_property, partial
 
+import numpy as np
+
+from steptime._build.emit.gradients import BUCKET_BYTES
 from steptime._build.emit.writer import DATA, FSDP
 from steptime._build.transformer.config import Transformer
 from steptime._build.transformer.parallelism import Parallelism, groups_of
-from steptime._models.collectives.message import Message
+from steptime._build.transformer.zero import least_bucket
+from steptime._hardware.fabric import GroupPlacement
+from steptime._models.collectives.message import Message, Messages
 from steptime._plan.layers import TIMED_SHARDS, ActivationKey, Activations, LayerKey, LayerSizes, LayerTimes, StateKey, States
+from steptime._plan.pipelines import ChunkTimes, StageTimes, pipelined_ns
 from steptime._plan.space import ModelLayout
 from steptime._platforms.platform import Platform
 from steptime._units import dtype_bytes
 
 PIPELINE = "pipeline"
+# Stages are gone through pass by pass where a step without any waiting is less than so many times the shortest.
+_WORTH_PLAYING = 1.5
 _REDUCED_BYTES = 4  # FSDP reduces gradients in fp32
-# DistributedDataParallel's buckets: the last one is summed when backward is over.
-_BUCKET_BYTES = 25 << 20
-_LONG_NS = 1e6  # of a kernel that fills the device
 
 
 @dataclass(frozen=True)
@@ -33,25 +40,31 @@ class Wires:
 
     platform: Platform
     _known: dict[tuple[object, ...], float] = field(default_factory=dict)
+    _places: dict[tuple[object, ...], GroupPlacement | None] = field(default_factory=dict)
 
     def ns(self, kind: str, nbytes: float, parallel: Parallelism, group: str) -> float:
         """Of one collective of a group while all other groups like it run theirs."""
-        key = (kind, round(nbytes), group, parallel.data, parallel.fsdp, parallel.tensor, parallel.context, parallel.pipeline)
+        place = (group, parallel.data, parallel.fsdp, parallel.tensor, parallel.context, parallel.pipeline)
+        key = (kind, round(nbytes), *place)
         if key not in self._known:
-            self._known[key] = self._asked(kind, round(nbytes), parallel, group)
+            if place not in self._places:
+                self._places[place] = self._placed(parallel, group)
+            self._known[key] = self._asked(kind, round(nbytes), self._places[place])
         return self._known[key]
 
-    @property
-    def beside(self) -> float:
-        """How many times as long kernels take while a collective runs beside them."""
-        return float(self.platform.overlap.compute_factor(_LONG_NS, self.platform.device.limits.share, persistent=True))
+    @cached_property
+    def moving(self) -> float:
+        """How many times as long a collective takes while kernels run beside it."""
+        return float(self.platform.overlap.moving_factor(2, beside=1.0, busy=True))
 
-    def _asked(self, kind: str, nbytes: int, parallel: Parallelism, group: str) -> float:
+    def _placed(self, parallel: Parallelism, group: str) -> GroupPlacement | None:
         sets = _neighbours(parallel) if group == PIPELINE else groups_of(parallel).get(group, ())
-        if not sets or self.platform.fabric is None:
+        return self.platform.fabric.placed(sets[0], sets[1:]) if sets and self.platform.fabric is not None else None
+
+    def _asked(self, kind: str, nbytes: int, place: GroupPlacement | None) -> float:
+        if place is None or self.platform.fabric is None:
             return 0.0
-        (answer,) = self.platform.fabric.estimates([Message(kind, len(sets[0]), nbytes)], sets[0], sets[1:])
-        return answer.time_ns
+        return float(self.platform.fabric.times_at(Messages.of([Message(kind, place.ranks, nbytes)]), place).ns[0])
 
 
 def _neighbours(parallel: Parallelism) -> tuple[tuple[int, ...], ...]:
@@ -100,72 +113,104 @@ class Bounds:
         sizes = self.sizes[LayerKey.of(layout).shared]
         return float((2 * sizes.layer + sizes.rest) * dtype_bytes(self.model.dtype))
 
-    def step_ns(self, layout: ModelLayout) -> float:
-        """About what `predict` says."""
-        parallel = layout.parallel
-        times, sizes = self.times[LayerKey.of(layout)], self.sizes[LayerKey.of(layout).shared]
-        layers, parts = self._layers(parallel), self._parts(layout)
-        stage, last = layers * self._layer_ns(layout), self._rest_ns(layout)
-        stages = stage * parallel.pipeline + last
-        longest = stage + last
-        step = parts * longest + (stages - longest) / parallel.chunks + self._sent_ns(layout, parts)
-        optimizer = (
-            (layers * times.layer.optimizer_ns + times.rest.optimizer_ns) * _sampled_shards(parallel) / _shards(parallel)
-        )
-        return (
-            step + optimizer + self._gradients_ns(layout, layers * sizes.layer + sizes.rest, layers * times.layer.backward_ns)
-        )
+    def steps_ns(self, layouts: Iterable[ModelLayout]) -> dict[ModelLayout, float]:
+        """About what `predict` says of each layout."""
+        passes = {layout: self._passes(layout) for layout in layouts}
+        after = {layout: self._optimizer_ns(layout) + self._last_ns(layout) for layout in passes}
+        result = {
+            layout: each.least_ns(layout.parallel, self._parts(layout)) + after[layout] for layout, each in passes.items()
+        }
+        least = min(result.values(), default=0.0)
+        alike: dict[tuple[object, ...], list[ModelLayout]] = {}
+        for layout, step in result.items():
+            parallel = layout.parallel
+            if parallel.pipeline > 1 and step < _WORTH_PLAYING * least:
+                alike.setdefault((parallel.pipeline, parallel.chunks, self._parts(layout)), []).append(layout)
+        for every in alike.values():
+            times = StageTimes(*np.array([astuple(passes[layout]) for layout in every]).T)
+            beside = np.array([self.times[LayerKey.of(layout)].beside for layout in every])
+            computed = pipelined_ns(every[0].parallel, self._parts(every[0]), times, beside)
+            result |= {layout: step + after[layout] for layout, step in zip(every, computed.tolist(), strict=True)}
+        return result
 
-    def _layer_ns(self, layout: ModelLayout) -> float:
-        """One layer, one micro-batch, forward and backward, with what FSDP adds where it takes longer."""
-        parallel, passes = layout.parallel, self.times[LayerKey.of(layout)].layer
-        if parallel.fsdp == 1:
-            return passes.forward_ns + passes.backward_ns
-        gathered, reduced = self._sharded_ns(layout, self.sizes[LayerKey.of(layout).shared].layer)
-        slower = self.wires.beside - 1.0
-        forward = max(passes.forward_ns + slower * min(gathered, passes.forward_ns), gathered)
-        hidden = max(gathered, reduced)
-        backward = max(passes.backward_ns + slower * min(hidden, passes.backward_ns), hidden)
-        return float(forward + backward)
+    def _optimizer_ns(self, layout: ModelLayout) -> float:
+        times, parallel = self.times[LayerKey.of(layout)], layout.parallel
+        whole = self._layers(parallel) * times.layer.optimizer_ns + times.rest.optimizer_ns
+        return whole * _sampled_shards(parallel) / _shards(parallel)
 
-    def _rest_ns(self, layout: ModelLayout) -> float:
-        """What is in no layer: FSDP gathers it before and reduces it after everything else."""
-        parallel, passes = layout.parallel, self.times[LayerKey.of(layout)].rest
-        if parallel.fsdp == 1:
-            return passes.forward_ns + passes.backward_ns
-        return (
-            passes.forward_ns + passes.backward_ns + sum(self._sharded_ns(layout, self.sizes[LayerKey.of(layout).shared].rest))
-        )
+    def _passes(self, layout: ModelLayout) -> ChunkTimes:
+        """One micro-batch through a chunk of a stage, with what FSDP and copies of the model exchange beside it."""
+        parallel, times = layout.parallel, self.times[LayerKey.of(layout)]
+        sizes = self.sizes[LayerKey.of(layout).shared]
+        layers, together = self._layers(parallel), partial(self._together_ns, times.beside)
+        forward = layers * (times.layer.forward_ns - times.hidden.forward_ns)
+        backward = layers * (times.layer.backward_ns - times.hidden.backward_ns)
+        first, last, rest = forward, backward, times.rest
+        head_forward, head_backward = rest.forward_ns, rest.backward_ns
+        if parallel.fsdp > 1:
+            gathered, reduced, summed = (layers * each for each in self._sharded_ns(layout, sizes.layer))
+            first = forward = together(forward, gathered, gathered)
+            last = backward = together(backward, max(gathered, reduced + summed), max(gathered, reduced, summed))
+            # What is in no layer is gathered before and reduced after everything else.
+            gathered, reduced, summed = self._sharded_ns(layout, sizes.rest)
+            head_forward, head_backward = head_forward + gathered, head_backward + reduced + summed
+        elif parallel.data * parallel.context > 1:
+            reduced, gathered = self._copied_ns(layout, layers * sizes.layer + sizes.rest)
+            first, last = together(forward, gathered, gathered), together(backward, reduced, reduced)
+            backward = last if parallel.zero > 1 else backward
+        each = (forward, first, backward, last)
+        return ChunkTimes(*(time / parallel.chunks for time in each), head_forward, head_backward, self._sent_ns(layout))
 
-    def _sharded_ns(self, layout: ModelLayout, elements: float) -> tuple[float, float]:
-        """To gather a unit of FSDP, and to reduce its gradients, over copies too."""
+    def _together_ns(self, beside: float, compute_ns: float, held_ns: float, longest_ns: float) -> float:
+        """Layers with collectives beside them, which hold SMs for some time; the longest of them may outlast the layers."""
+        moving = self.wires.moving
+        slowed = min(held_ns * moving, compute_ns * beside)
+        return max(compute_ns + slowed * (1.0 - 1.0 / beside), longest_ns * moving)
+
+    def _sharded_ns(self, layout: ModelLayout, elements: float) -> tuple[float, float, float]:
+        """To gather a unit of FSDP, to reduce its gradients, and then to sum them over copies."""
         parallel, wires = layout.parallel, self.wires
         gathered = wires.ns("all_gather", elements * dtype_bytes(self.model.dtype), parallel, FSDP)
         reduced = wires.ns("reduce_scatter", elements * _REDUCED_BYTES, parallel, FSDP)
         shard = elements * _REDUCED_BYTES / (parallel.fsdp * parallel.context)
-        return gathered, max(reduced, wires.ns("all_reduce", shard, parallel, DATA))
+        return gathered, reduced, wires.ns("all_reduce", shard, parallel, DATA)
 
-    def _gradients_ns(self, layout: ModelLayout, elements: float, backward_ns: float) -> float:
-        """Of copies of the model: what of their sum the last backward pass does not hide."""
+    def _copied_ns(self, layout: ModelLayout, elements: float) -> tuple[float, float]:
+        """Of copies of the model: to sum or scatter gradients bucket by bucket, and to gather parameters where ZeRO does."""
+        parallel, wires, width = layout.parallel, self.wires, dtype_bytes(self.model.dtype)
+        bucket = min(self._bucket(layout), elements)
+        if not parallel.zero:
+            return elements / bucket * wires.ns("all_reduce", bucket * width, parallel, DATA), 0.0
+        reduced = wires.ns("reduce_scatter", bucket * self._gradient_bytes(parallel), parallel, DATA)
+        return elements / bucket * reduced, elements / bucket * wires.ns("all_gather", bucket * width, parallel, DATA)
+
+    def _last_ns(self, layout: ModelLayout) -> float:
+        """Of copies: the bucket that is full when backward is over."""
         parallel, wires = layout.parallel, self.wires
         if parallel.fsdp > 1 or parallel.data * parallel.context == 1:
             return 0.0
-        nbytes = elements * dtype_bytes(self.model.dtype)
-        last = wires.ns("all_reduce", min(nbytes, _BUCKET_BYTES), parallel, DATA)
-        if not parallel.zero:
-            return max(wires.ns("all_reduce", nbytes, parallel, DATA) - backward_ns, last)
-        reduced = wires.ns("reduce_scatter", nbytes, parallel, DATA)
-        return max(reduced - backward_ns, last / 2) + wires.ns("all_gather", nbytes, parallel, DATA)
+        kind, width = ("reduce_scatter", self._gradient_bytes(parallel)) if parallel.zero else ("all_reduce", 0)
+        return wires.ns(kind, self._bucket(layout) * (width or dtype_bytes(self.model.dtype)), parallel, DATA)
 
-    def _sent_ns(self, layout: ModelLayout, parts: int) -> float:
-        """Between stages: what fills and drains the pipeline, each way."""
+    def _bucket(self, layout: ModelLayout) -> float:
+        """Elements of a bucket of gradients: a parameter that is larger has one of its own."""
+        parallel, largest = layout.parallel, self.sizes[LayerKey.of(layout).shared].largest
+        if parallel.zero:
+            return max(least_bucket(parallel.data * parallel.context), largest)
+        return max(BUCKET_BYTES / dtype_bytes(self.model.dtype), largest)
+
+    def _gradient_bytes(self, parallel: Parallelism) -> int:
+        """Of an element, where ZeRO scatters them."""
+        return _REDUCED_BYTES if parallel.grad_reduce_in_fp32 else dtype_bytes(self.model.dtype)
+
+    def _sent_ns(self, layout: ModelLayout) -> float:
+        """From a stage to the next."""
         parallel, model = layout.parallel, self.model
         if parallel.pipeline == 1:
             return 0.0
         tokens = layout.micro_batch * model.sequence // parallel.context
         nbytes = tokens * model.width * dtype_bytes(model.dtype) / (parallel.tensor if parallel.sequence else 1)
-        sent = self.wires.ns("send_recv", nbytes, parallel, PIPELINE)
-        return 2 * sent * (parallel.pipeline - 1 + (parallel.chunks - 1) * parts)
+        return self.wires.ns("send_recv", nbytes, parallel, PIPELINE)
 
 
 def _shards(parallel: Parallelism) -> int:

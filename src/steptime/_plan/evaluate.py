@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -38,12 +38,6 @@ from steptime._sim.prediction import operations_of, peak_flop_per_s
 
 Floats = npt.NDArray[np.float64]
 
-# Passes of micro-batches through layers that are played at once; longer steps are looked at shortened first.
-_SHORT = 128
-# Steps of more passes take most of a minute to play: `predict` does, a search does not.
-_LONG = 640
-_FEWEST_LAYERS = 4
-
 
 @dataclass(frozen=True, eq=False)
 class Played:
@@ -60,26 +54,11 @@ class Played:
     energy_j: float | None
     parts_ns: Mapping[str, float]  # where the time of the busiest stage goes; adds up to the step
     warnings: tuple[str, ...]
-    whole: bool = True  # whether the whole step was played, or a shorter one that stands for it
 
     @property
     def mfu(self) -> float | None:
         """Model FLOPs utilisation."""
         return None if not self.peak_flop_per_s else self.flop / (self.peak_flop_per_s * self.step_ns / 1e9)
-
-    def stretched(self, step: float, peak: float) -> Played:
-        """Of a longer step of a deeper model, by how many times its step and its memory are."""
-        low, high = self.interval_ns
-        return replace(
-            self,
-            step_ns=self.step_ns * step,
-            interval_ns=(low * step, high * step),
-            draws_ns=self.draws_ns * step,
-            peak_bytes=round(self.peak_bytes * peak),
-            energy_j=None if self.energy_j is None else self.energy_j * step,
-            parts_ns={name: value * step for name, value in self.parts_ns.items()},
-            whole=False,
-        )
 
 
 @dataclass(frozen=True)
@@ -115,39 +94,19 @@ class LayoutEvaluator:
             speed = known_of(self.platform, self.calibration)
             return mean_layer(self.model, lambda model: layer_times(model, key, self.platform, speed))
 
-    def shortened(self, layout: ModelLayout) -> Transformer:
-        """The model with as few layers and micro-batches as show what a long step of this layout repeats."""
-        parallel, model = layout.parallel, self.model
-        parts = model.batch // (parallel.replicas * layout.micro_batch)
-        if model.layers * parts <= _SHORT:
-            return model
-        stages = parallel.pipeline * parallel.chunks
-        layers = min(model.layers, max(stages if parallel.chunks > 1 else 2 * stages, _FEWEST_LAYERS))
-        fewer = min(parts, parallel.pipeline if parallel.chunks > 1 else 2 * parallel.pipeline)
-        return replace(model, layers=layers, batch=fewer * parallel.replicas * layout.micro_batch)
-
-    def long(self, layout: ModelLayout) -> bool:
-        """Whether playing the whole step takes longer than a search should."""
-        return self.model.layers * (self.model.batch // (layout.parallel.replicas * layout.micro_batch)) > _LONG
-
     def play(self, layout: ModelLayout) -> Played:
-        """The steady step of a layout, as `predict` plays it, with the draws of its interval."""
-        return self._played_alone(self.model, layout)
+        """The steady step of a layout, as `predict` plays it, with the draws of its interval.
 
-    def play_shortened(self, layout: ModelLayout) -> Played:
-        """The same of the shortened model."""
-        return self._played_alone(self.shortened(layout), layout)
-
-    def _played_alone(self, model: Transformer, layout: ModelLayout) -> Played:
-        """A process plays many layouts one after the other: nothing of one is left for the next."""
+        A process plays many layouts one after the other: nothing of one is left for the next.
+        """
         with no_collection():
-            result = self._played(model, layout)
+            result = self._played(layout)
         gc.collect()
         return result
 
-    def _played(self, model: Transformer, layout: ModelLayout) -> Played:
+    def _played(self, layout: ModelLayout) -> Played:
         platform = self.platform
-        workload = build(layout.of(model))
+        workload = build(layout.of(self.model))
         step = modelled(workload, platform)
         memory = memory_of(step.workload, platform)
         calibration = known_of(platform, self.calibration)

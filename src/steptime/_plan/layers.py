@@ -7,6 +7,7 @@ micro-batch and on what is computed again; not on how many stages or copies of t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
@@ -25,14 +26,17 @@ from steptime._build.transformer.parallelism import Parallelism
 from steptime._build.transformer.parts import Experts
 from steptime._build.transformer.recompute import NONE
 from steptime._build.transformer.weights import Weights
+from steptime._models.collectives.overlap import is_persistent
 from steptime._models.memory.lifetimes import MemoryKind
 from steptime._models.memory.peak import peak_memory
 from steptime._plan.space import ModelLayout
 from steptime._platforms.calibration import Calibration
 from steptime._platforms.platform import Platform
 from steptime._program.one_step import one_step
-from steptime._program.program import Collective, Phase
+from steptime._program.program import Collective, Phase, Program, WorkKind
+from steptime._sim.core.steady import Steady
 from steptime._sim.core.timing import Timing
+from steptime._sim.explain.activity import fold
 from steptime._sim.modelled.step import ModelledStep, modelled
 
 Answer = TypeVar("Answer")
@@ -120,6 +124,8 @@ class LayerTimes:
 
     layer: Passes
     rest: Passes
+    hidden: Passes  # of a layer: what of its exchanges runs beside its own kernels, less what that slows them
+    beside: float  # how many times as long a layer takes while another collective runs
 
     @classmethod
     def put_together(cls, key: LayerKey, known: Mapping[LayerKey, LayerTimes]) -> LayerTimes:
@@ -140,7 +146,7 @@ class LayerTimes:
                     getattr(sharded, name).optimizer_ns,
                 )
             )
-        return cls(*passes)
+        return cls(*passes, plain.hidden, plain.beside)
 
 
 def mean_layer(model: Transformer, asked: Callable[[Transformer], Answer]) -> Answer:
@@ -164,10 +170,11 @@ def _mixed(first: Answer, second: Answer, share: float) -> Answer:
 def layer_times(model: Transformer, key: LayerKey, platform: Platform, calibration: Calibration) -> LayerTimes:
     """Asks the models about two samples, at the clock that power leaves the larger one."""
     one, two = (modelled(build(sample(model, key, layers)), platform) for layers in (1, 2))
-    _, _, clocks = two.powered(calibration)
-    shorter, longer = (_passes(each, each.cohorts(calibration, clocks)[0].timing) for each in (one, two))
+    result, _, clocks = two.powered(calibration)
+    timings = [each.cohorts(calibration, clocks)[0].timing for each in (one, two)]
+    shorter, longer = (_passes(each, timing) for each, timing in zip((one, two), timings, strict=True))
     layer = longer - shorter
-    return LayerTimes(layer, shorter - layer)
+    return LayerTimes(layer, shorter - layer, _hidden(two, timings[1], result), _beside(two, timings[1]))
 
 
 def sample(model: Transformer, key: LayerKey, layers: int, parts: int = 1) -> Transformer:
@@ -181,13 +188,48 @@ def _passes(step: ModelledStep, timing: Timing) -> Passes:
     """The longer of host and device, of each part of a step: what is exchanged within a layer is waited for."""
     program = step.programs[0].program
     times, host = timing.duration_ns[:, 0, 0].astype(np.float64), (timing.gap_ns + timing.call_ns)[:, 0, 0].astype(np.float64)
-    parallelism = step.workload.description.parallelism or {}
-    between = [_between_copies(each, parallelism) for each in program.collectives]
-    times[np.array([*between, False])[program.works.collective]] = 0.0
+    times[_copying(step)] = 0.0
     op = program.calls.op
     phase = np.where(op >= 0, program.ops.phase[op], Phase.OTHER)
-    device_ns, host_ns = _by_phase(phase[program.works.call], times), _by_phase(phase, host)
+    device_ns, host_ns = _by_phase(_phase_of_work(program), times), _by_phase(phase, host)
     return Passes(*(float(max(device_ns[each], host_ns[each])) for each in _PASSES))
+
+
+def _hidden(step: ModelledStep, timing: Timing, played: Steady) -> Passes:
+    """Of one of two layers, by how much less time works cover in a step as it was played than they take one by one."""
+    (of_rank, *_), program = played.timeline.cohorts, step.programs[0].program
+    length = np.rint(played.period_ns[:1]).astype(np.int64)
+    spans = fold(of_rank.work_start_ns[:, :1, 0], of_rank.work_end_ns[:, :1, 0], length)
+    phases, inside, times = _phase_of_work(program), ~_copying(step), timing.duration_ns[:, 0, 0]
+    hidden = []
+    for phase in _PASSES:
+        chosen = np.flatnonzero((phases == phase) & inside)
+        hidden.append(float(times[chosen].sum() - spans.keep(chosen).covered_ns()[0]) / 2)
+    return Passes(*hidden)
+
+
+def _beside(step: ModelledStep, timing: Timing) -> float:
+    """By the law of kernels beside collectives, kernel by kernel; exchanges within layers are not slowed."""
+    program, overlap, share = step.programs[0].program, step.platform.overlap, step.platform.device.limits.share
+    inside = ~_copying(step)
+    times = timing.duration_ns[inside, 0, 0].astype(np.float64)
+    persistent = np.array([is_persistent(name) for name in program.names], dtype=np.bool_)[program.works.name[inside]]
+    factors = overlap.compute_factor(times, share, persistent=persistent)
+    slowed = np.where(program.works.kind[inside] == WorkKind.KERNEL, factors, 1.0)
+    return float((times * slowed).sum() / max(times.sum(), 1.0))
+
+
+def _copying(step: ModelledStep) -> npt.NDArray[np.bool_]:
+    """Per work whether it is about what other ranks hold too."""
+    program = step.programs[0].program
+    parallelism = step.workload.description.parallelism or {}
+    between = [_between_copies(each, parallelism) for each in program.collectives]
+    return np.array([*between, False], dtype=np.bool_)[program.works.collective]
+
+
+def _phase_of_work(program: Program) -> npt.NDArray[np.int8]:
+    op = program.calls.op
+    return np.asarray(np.where(op >= 0, program.ops.phase[op], Phase.OTHER)[program.works.call])
 
 
 def _between_copies(collective: Collective, parallelism: Mapping[str, int]) -> bool:
@@ -208,16 +250,19 @@ class LayerSizes:
 
     layer: float
     rest: float
+    largest: float  # parameter of a layer
 
 
 def layer_sizes(model: Transformer, shared: Parallelism) -> LayerSizes:
     """Counts parameters as they are built."""
-    counts = []
+    counts, sizes = [], Counter[int]()
     for layers in (1, 2):
         tape = Tape(Emitter(source=model.title))
         Weights(tape, sample(model, LayerKey(shared, 1, NONE), layers), Unsharded())
-        counts.append(sum(each.numel for each in tape.parameters))
-    return LayerSizes(counts[1] - counts[0], 2 * counts[0] - counts[1])
+        numels = Counter(each.numel for each in tape.parameters)
+        counts.append(sum(numel * often for numel, often in numels.items()))
+        sizes = numels - sizes
+    return LayerSizes(counts[1] - counts[0], 2 * counts[0] - counts[1], max(sizes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 import numpy as np
 
 from steptime._build.transformer.config import Transformer
 from steptime._plan.bounds import Bounds, Wires
-from steptime._plan.chances import MEASURED_OWN_ERROR, OWN_ERROR, chances
+from steptime._plan.chances import MEASURED_OWN_ERROR, OWN_ERROR, chances, p_faster_of_others
 from steptime._plan.evaluate import LayoutEvaluator, Played
 from steptime._plan.layers import ActivationKey, LayerKey, LayerTimes, StateKey
 from steptime._plan.shortage import shortage
@@ -37,15 +39,21 @@ class Ask(Protocol):
         """The answers in order of the keys."""
 
 
-# Played first: the best of each kind by their closed forms; and of those that need less memory, for the front.
-_OF_A_KIND, _FRONT = 2, 4
+# Played first: the best of each kind by their closed forms, where they are near the shortest of all; the next best whatever
+# their kind; and of those that need less memory some for the front.
+_NEAR, _FIRST, _FRONT = 1.25, 8, 4
 _AT_ONCE = 4  # later
-# Layouts are played as long as one could be among so many fastest.
-_SURE = 3
-# At most, where closed forms leave many that could be the fastest.
+# Layouts are played as long as one could be among so many fastest, which is as many as are shown.
+SURE = 10
+# At most, where closed forms leave many that could be.
 MOST_PLAYED = 24
-# Of long steps, which are played shortened, so many of the fastest are played whole; and how often, where that changes who is.
-_WHOLE, _WHOLE_ROUNDS = 2, 3
+# Passes of micro-batches through chunks of all stages, at most: 8,192 of them took half a minute and 4 GiB to play, which
+# `predict` does and a search does not.
+_MOST_PASSES = 1024
+# Of those not played the nearest, when it is asked how likely one of them is faster than all that were.
+_NEAREST = 256
+# Closed forms of a kind differ from plays by this much at least, of which few tell.
+_LEAST_SPREAD = 0.02
 # Closed forms of memory were at most so many times what the allocator's play said (docs/plan.md); what is beyond cannot fit.
 _MEMORY_ABOVE = 1.2
 # Above so many questions processes are worth their start.
@@ -66,7 +74,8 @@ class FoundLayouts:
     fitting: int  # layouts that may fit by their closed forms
     plays: int
     ratios: tuple[float, float, float]  # played over closed form: least, median, most
-    complete: bool  # whether all were played that could be among the fastest three
+    left: int  # layouts that were not played and could be among the fastest ten, by how far closed forms of their kind were off
+    p_left: float  # that a layout which was not played is faster than all that were
     seconds: float
 
     @property
@@ -97,10 +106,9 @@ def search(
         keys = {LayerKey.of(layout): None for layout in fitting}
         known = _asked(ask, evaluator.times, (each for key in keys for each in key.asked))
         bounds.times.update({key: LayerTimes.put_together(key, known) for key in keys})
-        steps = {layout: bounds.step_ns(layout) for layout in fitting}
-        found = _Plays(evaluator, ask, bounds, steps, peaks, limit)
-        complete = found.play_best()
-        found.play_whole()
+        steps = bounds.steps_ns(fitting)
+        found = _Plays(evaluator, ask, steps, peaks, limit)
+        left = found.play_best()
     played = list(found.done.values())
     fits = sorted((each for each in played if each.peak_bytes <= limit), key=lambda each: each.step_ns)
     if not fits:
@@ -108,8 +116,6 @@ def search(
         raise shortage(model, gpus, limit, (least.layout, float(least.peak_bytes)))
     ratios = np.quantile([each.step_ns / steps[each.layout] for each in played], (0.0, 0.5, 1.0))
     own_error = OWN_ERROR if evaluator.platform.device.limits.analytic else MEASURED_OWN_ERROR
-    flop = next((each.flop for each in fits if each.whole), fits[0].flop)  # the model's own, whatever the layout
-    fits = [replace(each, flop=flop) for each in fits]
     return FoundLayouts(
         model=model,
         gpus=gpus,
@@ -121,7 +127,8 @@ def search(
         fitting=len(fitting),
         plays=len(played),
         ratios=(float(ratios[0]), float(ratios[1]), float(ratios[2])),
-        complete=complete,
+        left=left,
+        p_left=found.p_left(own_error),
         seconds=time.monotonic() - began,
     )
 
@@ -140,72 +147,91 @@ def _sizes_asked(evaluator: LayoutEvaluator, layouts: Sequence[ModelLayout], ask
 
 @dataclass
 class _Plays:
-    """Layouts that were played, shortened or whole."""
+    """Layouts that were played."""
 
     evaluator: LayoutEvaluator
     ask: Ask
-    bounds: Bounds
     steps: Mapping[ModelLayout, float]  # by closed form
     peaks: Mapping[ModelLayout, float]
     limit: int
     done: dict[ModelLayout, Played] = field(default_factory=dict)
 
-    def play_best(self) -> bool:
-        """Plays the best of every kind, and as many more as could be among the fastest; whether those were all."""
-        order = sorted(self.steps, key=self.steps.__getitem__)
-        of_kind: dict[tuple[bool, ...], list[ModelLayout]] = {}
-        for layout in order:
-            of_kind.setdefault(_kind(layout), []).append(layout)
-        first = [layout for layouts in of_kind.values() for layout in layouts[:_OF_A_KIND]]
-        self._shortened(dict.fromkeys([*first, *_bound_front(self.steps, self.peaks)]))
+    def play_best(self) -> int:
+        """Plays the best of every kind, and as many more as could be among the fastest; how many of those are left."""
+        playable = [layout for layout in self.steps if layout in self._playable]
+        order = sorted(playable, key=lambda layout: (self.peaks[layout] > self.limit, self.steps[layout]))
+        near = [layout for layout in order if self.steps[layout] <= _NEAR * self.steps[order[0]]]
+        of_kind: dict[tuple[int, ...], ModelLayout] = {}
+        for layout in near:
+            of_kind.setdefault(_kind(layout), layout)
+        front = _bound_front({layout: self.steps[layout] for layout in playable}, self.peaks)
+        self._play(dict.fromkeys([*of_kind.values(), *front, *near[:_FIRST]]))
         while True:
             fastest = sorted(each.step_ns for each in self._fitting())
-            best = fastest[_SURE - 1] if len(fastest) >= _SURE else np.inf
-            least = self._least_ratios()
-            hoped = {layout: self.steps[layout] * least[_kind(layout)] for layout in order if layout not in self.done}
-            left = [layout for layout, step in hoped.items() if step < best]  # in order of their closed forms
-            room = MOST_PLAYED - len(self.done)
-            if not left or room <= 0:
-                return not left
-            self._shortened(left[: min(_AT_ONCE, room)])
+            best = fastest[SURE - 1] if len(fastest) >= SURE else np.inf
+            logs = self._ratios()
+            hoped = {layout: self.steps[layout] * np.exp(min(logs[_kind(layout)])) for layout in self._others()}
+            left = sorted(
+                (layout for layout, step in hoped.items() if step < best),
+                key=lambda layout: (self.peaks[layout] > self.limit, self._about(layout, logs)),
+            )
+            room = max(0, min(_AT_ONCE, MOST_PLAYED - len(self.done)))
+            chosen = [layout for layout in left if layout in self._playable][:room]
+            if not chosen:
+                return len(left)
+            self._play(chosen)
 
-    def _least_ratios(self) -> dict[tuple[bool, ...], float]:
-        """By kind, the least that a played step was of its closed form."""
-        result: dict[tuple[bool, ...], float] = {}
-        for layout, played in self.done.items():
-            ratio = played.step_ns / self.steps[layout]
-            result[_kind(layout)] = min(result.get(_kind(layout), ratio), ratio)
+    @cached_property
+    def _playable(self) -> frozenset[ModelLayout]:
+        """Layouts whose steps are not too long to play, or all if they all are."""
+        model = self.evaluator.model
+
+        def passes(layout: ModelLayout) -> int:
+            parallel = layout.parallel
+            return parallel.pipeline * parallel.chunks * model.batch // (parallel.replicas * layout.micro_batch)
+
+        short = frozenset(layout for layout in self.steps if passes(layout) <= _MOST_PASSES)
+        return short or frozenset(self.steps)
+
+    def p_left(self, own_error: float) -> float:
+        """How likely a layout that was not played is faster than all that were, by what is known of its kind."""
+        fits, logs = self._fitting(), self._ratios()
+        small = (layout for layout in self._others() if self.peaks[layout] <= self.limit)
+        others = sorted(small, key=lambda layout: self._about(layout, logs))[:_NEAREST]
+        if not fits or not others:
+            return 0.0
+        spreads = [max(float(np.std(logs[_kind(layout)])), _LEAST_SPREAD) for layout in others]
+        about = [self._about(layout, logs) for layout in others]
+        return p_faster_of_others([each.step_ns for each in fits], [each.draws_ns for each in fits], about, spreads, own_error)
+
+    def _about(self, layout: ModelLayout, logs: Mapping[tuple[int, ...], Sequence[float]]) -> float:
+        """What a play would say, as closed forms of the kind were off in the middle."""
+        return float(self.steps[layout] * np.exp(np.median(logs[_kind(layout)])))
+
+    def _ratios(self) -> Mapping[tuple[int, ...], list[float]]:
+        """By kind, logarithms of played steps over their closed forms; of a kind without any, all."""
+        every = [float(np.log(played.step_ns / self.steps[layout])) for layout, played in self.done.items()]
+        result: dict[tuple[int, ...], list[float]] = defaultdict(lambda: every)
+        for layout, log in zip(self.done, every, strict=True):
+            result[_kind(layout)] = [*result.get(_kind(layout), ()), log]
         return result
 
-    def play_whole(self) -> None:
-        """Plays the whole step of the fastest, until the first of them were."""
-        for _ in range(_WHOLE_ROUNDS):
-            first = sorted(self._fitting(), key=lambda each: each.step_ns)[:_WHOLE]
-            layouts = [each.layout for each in first if not each.whole and not self.evaluator.long(each.layout)]
-            if not layouts:
-                return
-            self.done.update(zip(layouts, self.ask(self.evaluator.play, layouts), strict=True))
+    def _others(self) -> list[ModelLayout]:
+        """Not played, and may fit."""
+        return [layout for layout in self.steps if layout not in self.done]
 
     def _fitting(self) -> list[Played]:
         return [each for each in self.done.values() if each.peak_bytes <= self.limit]
 
-    def _shortened(self, layouts: Iterable[ModelLayout]) -> None:
-        """Plays shortened steps, and takes from closed forms how much longer the whole ones are."""
+    def _play(self, layouts: Iterable[ModelLayout]) -> None:
         chosen = list(layouts)
-        for layout, played in zip(chosen, self.ask(self.evaluator.play_shortened, chosen), strict=True):
-            model = self.evaluator.shortened(layout)
-            if model is self.evaluator.model:
-                self.done[layout] = played
-                continue
-            short = replace(self.bounds, model=model)
-            longer, larger = self.steps[layout] / short.step_ns(layout), self.peaks[layout] / short.peak_bytes(layout)
-            self.done[layout] = played.stretched(longer, larger)
+        self.done.update(zip(chosen, self.ask(self.evaluator.play, chosen), strict=True))
 
 
-def _kind(layout: ModelLayout) -> tuple[bool, ...]:
+def _kind(layout: ModelLayout) -> tuple[int, ...]:
     """Layouts of a kind are off from their closed forms alike."""
     parallel = layout.parallel
-    return parallel.fsdp > 1, parallel.pipeline > 1, parallel.chunks > 1
+    return parallel.fsdp > 1, parallel.pipeline > 1, parallel.chunks > 1, parallel.zero
 
 
 def _bound_front(steps: Mapping[ModelLayout, float], peaks: Mapping[ModelLayout, float]) -> list[ModelLayout]:

@@ -98,13 +98,16 @@ class Fabric:
     ) -> CollectiveTimes:
         """The same as columns; `beside` are groups that run their own meanwhile and share links with this one."""
         if ranks is not None:
-            placed = place_together(self.limits, [ranks, *beside])[0]
             _check_count(messages, len(ranks))
-            return self._placed(messages, placed)
+            return self.times_at(messages, self.placed(ranks, beside))
         if beside:
             raise InputError("groups beside need to know which ranks this one has")
         counts: list[int] = np.flatnonzero(np.bincount(messages.ranks)).tolist()
         return self._many(messages, {count: place(self.limits, first_ranks(self.limits, count)) for count in counts})
+
+    def placed(self, ranks: Sequence[int], beside: Sequence[Sequence[int]] = ()) -> GroupPlacement:
+        """Where a group lies, for whoever asks often about it."""
+        return place_together(self.limits, [ranks, *beside])[0]
 
     def _many(self, messages: Messages, placed: Mapping[int, GroupPlacement]) -> CollectiveTimes:
         """Groups of several sizes. Where one tier answers for all of them it is asked once."""
@@ -112,10 +115,11 @@ class Fabric:
         if len(tiers) == 1 and not any(item.spans_nodes for item in placed.values()):
             return self.tier(tiers.pop()).times(messages)
         rows = {count: np.flatnonzero(messages.ranks == count) for count in placed}
-        parts = ((rows[count], self._placed(messages.take(rows[count]), item)) for count, item in placed.items())
+        parts = ((rows[count], self.times_at(messages.take(rows[count]), item)) for count, item in placed.items())
         return CollectiveTimes.joined(len(messages), parts)
 
-    def _placed(self, messages: Messages, placed: GroupPlacement) -> CollectiveTimes:
+    def times_at(self, messages: Messages, placed: GroupPlacement) -> CollectiveTimes:
+        """Of messages of a group that lies there."""
         if placed.ranks == 1:
             return CollectiveTimes.joined(len(messages))
         if not placed.spans_nodes:
