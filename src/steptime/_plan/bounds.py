@@ -158,8 +158,15 @@ class Bounds:
             reduced, gathered = self._copied_ns(layout, layers * sizes.layer + sizes.rest)
             first, last = together(forward, gathered, gathered), together(backward, reduced, reduced)
             backward = last if parallel.zero > 1 else backward
-        each = (forward, first, backward, last)
-        return ChunkTimes(*(time / parallel.chunks for time in each), head_forward, head_backward, self._sent_ns(layout))
+        return ChunkTimes(
+            forward_ns=forward / parallel.chunks,
+            first_ns=first / parallel.chunks,
+            backward_ns=backward / parallel.chunks,
+            last_ns=last / parallel.chunks,
+            head_forward_ns=head_forward,
+            head_backward_ns=head_backward,
+            sent_ns=self._sent_ns(layout),
+        )
 
     def _together_ns(self, beside: float, compute_ns: float, held_ns: float, longest_ns: float) -> float:
         """Layers with collectives beside them, which hold SMs for some time; the longest of them may outlast the layers."""

@@ -60,7 +60,7 @@ def p_faster_of_others(
 def _drawn_again(steps_ns: Sequence[float], draws_ns: Sequence[Floats], own_error: float) -> Floats:
     """Logarithms of steps (layout, draw)."""
     common, rng = _moved_together(draws_ns), np.random.default_rng(2)
-    return np.log(np.asarray(steps_ns))[:, None] + common + own_error * rng.standard_normal(common.shape)
+    return np.asarray(np.log(np.asarray(steps_ns))[:, None] + common + own_error * rng.standard_normal(common.shape))
 
 
 def _moved_together(draws_ns: Sequence[Floats]) -> Floats:

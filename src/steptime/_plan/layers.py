@@ -146,7 +146,7 @@ class LayerTimes:
                     getattr(sharded, name).optimizer_ns,
                 )
             )
-        return cls(*passes, plain.hidden, plain.beside)
+        return cls(passes[0], passes[1], plain.hidden, plain.beside)
 
 
 def mean_layer(model: Transformer, asked: Callable[[Transformer], Answer]) -> Answer:
