@@ -24,12 +24,14 @@ from steptime._lookups.generators import Generator
 from steptime._lookups.spectrum import HOTTEST
 from steptime._lookups.statistics import QUANTILES, REUSE_BINS
 from steptime._lookups.table import WINDOWS, Floats, TableColumns, table_statistics
+from steptime._measurements.store import small_encoding
 from steptime._models.engine.splits import split_of
 from steptime._models.kernels.question import OTHERS
 from steptime._models.lookups.question import DTYPES, OPTIMIZERS, Lookups, Pool
 from steptime.errors import InputError
 
 FILE_NAME = "lookup_streams.parquet"
+_LEVEL = 19  # of compression
 
 Stream = tuple[str, int]
 """JSON of a generator, and samples in the batch."""
@@ -89,7 +91,7 @@ class Streams:
         """Sorted, so that the same streams give the same bytes."""
         with whole(file) as unfinished:
             pq.write_table(
-                self.table.sort_by("stream"), unfinished, compression="zstd", compression_level=19, row_group_size=1 << 20
+                self.table.sort_by("stream"), unfinished, row_group_size=1 << 20, **small_encoding(self.table.schema, _LEVEL)
             )
 
     @classmethod

@@ -105,7 +105,7 @@ def merge_rows(folders: Iterable[Path], name: str, target: Path) -> int:
             seen.add(hashable)
             keep.append(index)
     # One dictionary per column: rows from many parts carry one each, which Parquet would store again and again.
-    write_part(target, rows.take(keep).unify_dictionaries().combine_chunks())
+    write_part(target, rows.take(keep).unify_dictionaries().combine_chunks(), _LEVEL)
     return len(keep)
 
 
