@@ -21,7 +21,7 @@ _Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """One row of a table and where it stands, for messages."""
 
     cells: Mapping[str, str]
@@ -57,7 +57,7 @@ class Row:
         return InputError(f"{column} is {shortened(self.text(column))}; expected {expected}")
 
 
-def rows_of_csv(file: Path, what: str, columns: Collection[str]) -> list[Row]:
+def rows_of_csv(file: Path, what: str, columns: Collection[str]) -> list[TableRow]:
     """The rows of a table; `what` it should be one of is said where it is none."""
     try:
         with file.open(encoding="utf-8", newline="") as lines:
@@ -71,12 +71,12 @@ def rows_of_csv(file: Path, what: str, columns: Collection[str]) -> list[Row]:
     if len(read) > _MOST_ROWS:
         raise InputError(f"{file}: {len(read):,} rows; expected at most {_MOST_ROWS:,}")
     return [
-        Row({str(key): " ".join(value.split()) for key, value in cells.items() if isinstance(value, str)}, file.name, line)
+        TableRow({str(key): " ".join(value.split()) for key, value in cells.items() if isinstance(value, str)}, file.name, line)
         for line, cells in read
     ]
 
 
-def made_of(rows: Sequence[Row], make: Callable[[Row], _Made]) -> tuple[list[_Made], list[str]]:
+def made_of(rows: Sequence[TableRow], make: Callable[[TableRow], _Made]) -> tuple[list[_Made], list[str]]:
     """What can be made of rows, and a line for each other."""
     made, refused = [], []
     for row in rows:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from steptime._measurements.nccl_tests import Point, TestRun, TimedPoints, kind_of, timed_point
 from steptime.errors import InputError
-from steptime_lab.measurements.published_rows import Row, made_of, rows_of_csv
+from steptime_lab.measurements.published_rows import TableRow, made_of, rows_of_csv
 
 COLUMNS = ("gpu", "nodes", "ranks", "op", "bytes", "us", "nccl")
 _MOST_NODES = 1 << 17
@@ -23,7 +23,7 @@ def read_timed_collectives(file: Path) -> TimedPoints:
     return result
 
 
-def _point(row: Row) -> Point | None:
+def _point(row: TableRow) -> Point | None:
     ranks, nodes = row.whole("ranks"), row.whole("nodes", most=_MOST_NODES)
     if nodes > ranks or ranks % nodes:
         return None

@@ -18,7 +18,7 @@ from scipy.stats import kendalltau
 
 from steptime import predict
 from steptime.errors import InputError, SteptimeError
-from steptime_lab.measurements.published_rows import Row, made_of, rows_of_csv
+from steptime_lab.measurements.published_rows import TableRow, made_of, rows_of_csv
 from steptime_lab.validate.engine import Compared, MeasuredCase, Validation, said_of_refused
 
 COLUMNS = ("gpu", "nodes", "per_node", "batch", "ms_per_step")
@@ -112,7 +112,7 @@ def read_steps(file: Path) -> tuple[list[PublishedStep], list[str]]:
     return made_of(rows_of_csv(file, "steps", COLUMNS), _step)
 
 
-def _step(row: Row) -> PublishedStep:
+def _step(row: TableRow) -> PublishedStep:
     name = " ".join(row.text(key) for key in ("round", "org", "system")).strip() or f"line {row.line}"
     gpu = row.text("gpu")
     nodes, per_node, batch = (row.whole(key) for key in ("nodes", "per_node", "batch"))

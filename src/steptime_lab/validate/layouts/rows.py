@@ -17,7 +17,7 @@ from steptime._build.transformer.config import Transformer
 from steptime._build.transformer.parallelism import Parallelism
 from steptime._platforms.platform import PlatformParts, usual_host
 from steptime.errors import InputError
-from steptime_lab.measurements.published_rows import Row, made_of, rows_of_csv
+from steptime_lab.measurements.published_rows import TableRow, made_of, rows_of_csv
 
 # Column of the table -> what it is called here.
 COLUMNS = {
@@ -64,7 +64,7 @@ def read_layouts(file: Path) -> tuple[list[LayoutRow], list[str]]:
     return made_of(rows_of_csv(file, "layouts", (*COLUMNS, MEASURED)), _layout)
 
 
-def _layout(row: Row) -> LayoutRow:
+def _layout(row: TableRow) -> LayoutRow:
     sizes = {name: row.whole(column) for column, name in COLUMNS.items()}
     measured_ms = row.number(MEASURED, below=_LONGEST_MS)
     if sizes["tensor"] * sizes["data"] * sizes["pipeline"] != sizes["ranks"]:

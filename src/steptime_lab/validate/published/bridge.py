@@ -25,7 +25,7 @@ import numpy as np
 from steptime._build.transformer.config import Transformer
 from steptime._platforms.platform import PlatformParts, usual_host
 from steptime.errors import InputError, SteptimeError
-from steptime_lab.measurements.published_rows import Row, made_of, rows_of_csv
+from steptime_lab.measurements.published_rows import TableRow, made_of, rows_of_csv
 from steptime_lab.validate.engine import Compared, MeasuredCase, Validation, said_of_refused
 from steptime_lab.validate.layouts.layouts import answers, case_of
 from steptime_lab.validate.layouts.rows import LayoutRow
@@ -150,7 +150,7 @@ def read_bridge(file: Path) -> tuple[list[BridgeRow], list[str]]:
     return made_of(rows_of_csv(file, "runs", COLUMNS), _run)
 
 
-def _run(row: Row) -> BridgeRow:
+def _run(row: TableRow) -> BridgeRow:
     what = f"({row.text('model')[:40]}, {row.text('System')[:40]}, {row.text('Precision')[:20]})"
     try:
         return _made(row, what)
@@ -158,7 +158,7 @@ def _run(row: Row) -> BridgeRow:
         raise InputError(f"{what}: {error}") from None
 
 
-def _made(row: Row, what: str) -> BridgeRow:
+def _made(row: TableRow, what: str) -> BridgeRow:
     known = _known(row, "model", _MODELS)
     device, one, most, several = _known(row, "System", _SYSTEMS)
     precision = _known(row, "Precision", _PRECISIONS)
@@ -186,7 +186,7 @@ def _made(row: Row, what: str) -> BridgeRow:
     return BridgeRow(layout, known, row.text("Precision").upper(), row.text("System"))
 
 
-def _known(row: Row, column: str, known: Mapping[str, _Known]) -> _Known:
+def _known(row: TableRow, column: str, known: Mapping[str, _Known]) -> _Known:
     found = known.get(row.text(column).lower())
     if found is None:
         raise row.wrong(column, f"one of {', '.join(known)}")
