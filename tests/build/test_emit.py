@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.op_names import names_of
 
 from steptime._build.emit.emitter import Emitter
 from steptime._build.emit.gradients import BUCKET_BYTES, FIRST_BUCKET_BYTES, Reducer, buckets_of
@@ -10,11 +11,7 @@ from steptime._build.emit.layers import activation, cat, linear
 from steptime._build.emit.losses import mse_loss
 from steptime._build.emit.tape import Gradients, Tape
 from steptime._build.emit.writer import contiguous_strides, is_contiguous
-from steptime._program.program import CallKind, Phase, Program, Tensor
-
-
-def names_of(program: Program) -> list[str]:
-    return [program.names[name] for name in program.ops.name.tolist()]
+from steptime._program.program import CallKind, Phase, Tensor
 
 
 def test_ops_nest_as_they_are_opened() -> None:

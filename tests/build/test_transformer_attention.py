@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.support.op_names import backward_nodes, called_names, names_of
 
 from steptime._build.transformer.build import build
 from steptime._build.transformer.config import Transformer
@@ -18,7 +19,6 @@ from steptime.errors import InputError
 
 WIDTH, HEADS, LENGTH, WORDS, BATCH, SIZE = 64, 4, 16, 96, 2, 24
 LATENT = LatentAttention(kv_rank=20, q_rank=28, nope=8, rope=8, value=16)
-_ENGINE = "autograd::engine::evaluate_function: "
 
 
 def model(**changes: Any) -> Transformer:
@@ -29,10 +29,6 @@ def model(**changes: Any) -> Transformer:
     return Transformer(**{**values, **changes})
 
 
-def names_of(program: Program) -> list[str]:
-    return [program.names[row] for row in program.ops.name]
-
-
 def inputs_of(program: Program, op: str) -> list[tuple[Any, ...]]:
     rows = [row for row, name in enumerate(names_of(program)) if name == op]
     return [program.signatures[program.ops.signature[row]].inputs for row in rows]
@@ -40,9 +36,8 @@ def inputs_of(program: Program, op: str) -> list[tuple[Any, ...]]:
 
 def nodes(names: list[str]) -> list[str]:
     """The nodes of the backward pass; norms and attention have other names on a CPU."""
-    found = [name.removeprefix(_ENGINE) for name in names if name.startswith(_ENGINE)]
     known = {"NativeLayerNormBackward0": "Norm", "FusedRmsNormBackward0": "Norm"}
-    return ["Attention" if name.startswith("ScaledDotProduct") else known.get(name, name) for name in found]
+    return [known.get(name, name) for name in backward_nodes(names)]
 
 
 def recorded(attended: Callable[[Any, Callable[..., Any]], Callable[[Any], Any]]) -> list[str]:
@@ -70,11 +65,7 @@ def recorded(attended: Callable[[Any, Callable[..., Any]], Callable[[Any], Any]]
         words = functional.linear(normed(x, last), head).view(-1, WORDS)
         functional.cross_entropy(words.float(), ids.view(-1)).backward()
 
-    step()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        step()
-    events = sorted(profile.profiler.kineto_results.events(), key=lambda event: (event.start_ns(), -event.duration_ns()))
-    return [event.name() for event in events]
+    return called_names(step)
 
 
 def rotated(torch: Any, x: Any, angles: list[Any]) -> Any:

@@ -8,6 +8,7 @@ from functools import cache, partial
 from typing import Any
 
 import pytest
+from tests.support.op_names import backward_nodes, called_names
 
 from steptime._build.transformer.build import build
 from steptime._build.transformer.config import Transformer
@@ -15,7 +16,6 @@ from steptime._build.transformer.config import Transformer
 torch = pytest.importorskip("torch")
 
 WIDTH, HEADS, KEYS, INNER, LENGTH, WORDS, BATCH = 64, 4, 2, 128, 16, 96, 2
-_ENGINE = "autograd::engine::evaluate_function: "
 
 
 def rotated(x: Any, cosines: Any, sines: Any) -> Any:
@@ -122,12 +122,7 @@ def executed(recompute: str) -> Counter[str]:
 @cache
 def recorded(recompute: str) -> tuple[str, ...]:
     """Names of what PyTorch calls in the second step of such a model."""
-    step = step_of(recompute)
-    step()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        step()
-    events = sorted(profile.profiler.kineto_results.events(), key=lambda event: (event.start_ns(), -event.duration_ns()))
-    return tuple(event.name() for event in events)
+    return tuple(called_names(step_of(recompute)))
 
 
 @cache
@@ -152,15 +147,9 @@ def built(recompute: str) -> tuple[str, ...]:
     return tuple(program.names[row] for row in program.ops.name)
 
 
-def nodes(names: tuple[str, ...]) -> list[str]:
-    """The nodes of the backward pass in order; the kernels of attention have another name on a CPU."""
-    found = [name.removeprefix(_ENGINE) for name in names if name.startswith(_ENGINE)]
-    return ["Attention" if name.startswith("ScaledDotProduct") else name for name in found]
-
-
 @pytest.mark.parametrize("recompute", ["none", "full", "ops"])
 def test_the_engine_runs_the_same_nodes_in_the_same_order(recompute: str) -> None:
-    assert nodes(built(recompute)) == nodes(recorded(recompute))
+    assert backward_nodes(built(recompute)) == backward_nodes(recorded(recompute))
 
 
 def test_gradients_of_one_tensor_are_added_in_place_or_not_as_often() -> None:

@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from tests.support.op_names import backward_nodes, called_names, names_of
 
 from steptime._build.config import read_config
 from steptime._build.transformer.build import _parameter_counts, build
@@ -24,7 +25,6 @@ from steptime.errors import InputError
 
 WIDTH, HEADS, LENGTH, WORDS, BATCH, COUNT, TOP, INNER = 64, 4, 16, 96, 2, 4, 2, 48
 EXAMPLES = Path(__file__).parents[2] / "examples" / "configs"
-_ENGINE = "autograd::engine::evaluate_function: "
 
 
 def model(**changes: Any) -> Transformer:
@@ -40,19 +40,10 @@ def program_of(config: Transformer) -> Program:
     return build(config).programs[0]
 
 
-def names_of(program: Program) -> list[str]:
-    return [program.names[row] for row in program.ops.name]
-
-
 def shapes_of(program: Program, op: str) -> list[tuple[tuple[int, ...], ...]]:
     rows = [row for row, name in enumerate(names_of(program)) if name == op]
     found = [program.signatures[program.ops.signature[row]].inputs for row in rows]
     return [tuple(each.shape for each in inputs if isinstance(each, Tensor)) for inputs in found]
-
-
-def nodes(names: list[str]) -> list[str]:
-    found = [name.removeprefix(_ENGINE) for name in names if name.startswith(_ENGINE)]
-    return ["Attention" if name.startswith("ScaledDotProduct") else name for name in found]
 
 
 def rotated(torch: Any, x: Any, cosines: Any, sines: Any) -> Any:
@@ -121,17 +112,13 @@ def recorded(scores: str, shared: int) -> list[str]:
         words = functional.linear(functional.layer_norm(x, (WIDTH,), *last), head).view(-1, WORDS)
         functional.cross_entropy(words.float(), ids.view(-1)).backward()
 
-    step()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        step()
-    events = sorted(profile.profiler.kineto_results.events(), key=lambda event: (event.start_ns(), -event.duration_ns()))
-    return [event.name() for event in events]
+    return called_names(step)
 
 
 @pytest.mark.parametrize(("scores", "shared"), [("softmax", 0), ("sigmoid", 32)])
 def test_the_engine_runs_the_same_nodes_in_the_same_order(scores: str, shared: int) -> None:
     experts = Experts(count=COUNT, top_k=TOP, width=INNER, scores=scores, shared=shared)
-    assert nodes(names_of(program_of(model(experts=experts)))) == nodes(recorded(scores, shared))
+    assert backward_nodes(names_of(program_of(model(experts=experts)))) == backward_nodes(recorded(scores, shared))
 
 
 def test_groups_have_the_rows_of_all_tokens_for_each_of_their_experts() -> None:

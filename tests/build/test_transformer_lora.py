@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from tests.support.op_names import backward_nodes, called_names, names_of
 
 from steptime._build.transformer.build import build
 from steptime._build.transformer.config import Transformer
@@ -15,7 +16,6 @@ from steptime._program.program import Program
 from steptime.errors import InputError
 
 WIDTH, HEADS, LENGTH, WORDS, BATCH, INNER, RANK = 64, 4, 16, 96, 2, 128, 8
-_ENGINE = "autograd::engine::evaluate_function: "
 
 
 def model(**changes: Any) -> Transformer:
@@ -31,20 +31,11 @@ def program_of(config: Transformer) -> Program:
     return build(config).programs[0]
 
 
-def names_of(program: Program) -> list[str]:
-    return [program.names[row] for row in program.ops.name]
-
-
 def updated(program: Program) -> int:
     """Elements of the parameters that the optimiser updates."""
     row = names_of(program).index("aten::_fused_adamw_")
     weights: Any = program.signatures[program.ops.signature[row]].inputs[0]
     return sum(each.numel for each in weights)
-
-
-def nodes(names: list[str]) -> list[str]:
-    found = [name.removeprefix(_ENGINE) for name in names if name.startswith(_ENGINE)]
-    return ["Attention" if name.startswith("ScaledDotProduct") else name for name in found]
 
 
 def recorded() -> list[str]:
@@ -90,16 +81,12 @@ def recorded() -> list[str]:
         words = functional.linear(functional.layer_norm(x, (WIDTH,), *last), head).view(-1, WORDS)
         functional.cross_entropy(words, ids.view(-1)).backward()
 
-    step()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        step()
-    events = sorted(profile.profiler.kineto_results.events(), key=lambda event: (event.start_ns(), -event.duration_ns()))
-    return [event.name() for event in events]
+    return called_names(step)
 
 
 def test_the_engine_runs_the_same_nodes_and_products_as_pytorch() -> None:
     built, own = names_of(program_of(model(lora=Lora(rank=RANK)))), recorded()
-    assert nodes(built) == nodes(own)
+    assert backward_nodes(built) == backward_nodes(own)
     assert Counter(built)["aten::mm"] == Counter(own)["aten::mm"]
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from tests.support.op_names import names_of
 
 from steptime._build.transformer.build import _parameter_counts, build
 from steptime._build.transformer.config import Transformer
@@ -13,7 +14,7 @@ from steptime._build.transformer.parallelism import Parallelism
 from steptime._build.transformer.parts import Experts, Mamba
 from steptime._hardware.device import reference_device
 from steptime._models.memory.peak import peak_memory
-from steptime._program.program import Program, Tensor
+from steptime._program.program import Tensor
 from steptime.errors import InputError
 
 WIDTH, LENGTH, BATCH = 64, 32, 2
@@ -27,10 +28,6 @@ def model(**changes: Any) -> Transformer:
         "pattern": "M*-M", "mamba": MAMBA,
     }  # fmt: skip
     return Transformer(**{**values, **changes})
-
-
-def names_of(program: Program) -> list[str]:
-    return [program.names[row] for row in program.ops.name]
 
 
 def test_every_layer_has_the_half_that_its_letter_says() -> None:
