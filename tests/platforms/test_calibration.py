@@ -79,6 +79,10 @@ def test_every_kind_of_collective_has_the_factor_of_its_own_rows() -> None:
     assert 0.9 < found.wire["all_to_all"] < found.wire["all_reduce"] < 1.4
     assert found.speed == STEP
     assert found.wire_error < UNCALIBRATED.wire_error
+    # A kind that nobody timed goes over the same links.
+    assert found.wire_of("all_reduce") == found.wire["all_reduce"]
+    assert found.wire["all_to_all"] < found.wire_of("all_gather") < found.wire["all_reduce"]
+    assert UNCALIBRATED.wire_of("all_gather") == 1.0
 
 
 @pytest.mark.parametrize("more", [{"bytes": 1024}, {"mode": "single"}, {"ranks": 4}, {"collective": "unheard_of"}])

@@ -80,6 +80,14 @@ def test_collectives_of_one_communicator_share_its_thread_and_those_of_two_have_
     assert slowest(two_at_once("send", "g:0->1", "g:1->0"), cores=4.0) == one
 
 
+def test_on_few_cores_a_thread_that_waits_takes_turns_as_one_that_moves() -> None:
+    long, cohort = 100_000_000, two_at_once("all_gather", "g", "h", took_ns=100_000_000)
+    late = np.zeros((2, 2, 1), dtype=np.int64)
+    late[1] = [[0], [long]]  # one rank reaches the second collective when the first would be over
+    timing = replace(cohort.timing, latency_ns=np.broadcast_to(cohort.timing.latency_ns, late.shape) + late)
+    assert slowest(replace(cohort, timing=timing), cores=2.0) == pytest.approx(2.0, rel=0.1)
+
+
 def test_threads_without_a_core_each_wait_for_a_turn_and_all_reduces_for_two() -> None:
     alone = 100_000
     gather, reduce = (

@@ -101,6 +101,12 @@ class Calibration:
     power_error: float | None = None  # what is left unknown of that; None: as of any card of its kind
     power_cap_w: float | None = None  # the cap in force; None: as the data sheet says
 
+    def wire_of(self, kind: str) -> float:
+        """How many times as long collectives of a kind take; of one that nobody timed, as the others do over the same links."""
+        if kind in self.wire or not self.wire:
+            return self.wire.get(kind, 1.0)
+        return math.exp(sum(map(math.log, self.wire.values())) / len(self.wire))
+
     @classmethod
     def of(cls, costs: MachineCosts, platform: Platform) -> Calibration:
         """The speeds that these costs show beside the models of a platform; as uncalibrated where they show none."""

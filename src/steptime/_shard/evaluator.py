@@ -211,7 +211,7 @@ class Exchanges:
             [float(dtype_bytes(model.sent_dtype) * (model.batch // ranks) * table.columns) for table in model.tables]
         )
         departures = ExchangeDepartures.of(fabric) if one_by_one else None
-        return cls(fabric, ranks, sent, departures, calibration.wire.get(EXCHANGE, 1.0))
+        return cls(fabric, ranks, sent, departures, calibration.wire_of(EXCHANGE))
 
     def times(self, sent: Floats) -> Floats:
         """Of one exchange reached together, [plans], ns; `sent` are bytes from each rank to any other, [plans, ranks]."""

@@ -212,7 +212,7 @@ _OTHER_THREADS = 1.10
 # that for all_reduces, which go round twice; from 4 MiB as long as one after the other (the same, 2026-11-18).
 _TURN_NS = 3.5e6
 # Nothing was measured of messages and exchanges.
-_GOES_ROUND = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "broadcast": 1.0, "reduce": 1.0}
+_GOES_ROUND = {"all_reduce": 2.0, **dict.fromkeys(("all_gather", "reduce_scatter", "broadcast", "reduce"), 1.0)}
 # Beside a host that trains on one of those two cores: 1.1 to 1.9 for all_reduces and exchanges of 256 KiB to 16 MiB
 # (benchmarks/h200/collectives_beside_hosts.py, 2026-11-16); with four cores nothing was seen.
 _HOST_WORKS = 1.41
@@ -256,21 +256,18 @@ class CollectivesBesideCollectives:
                     times[:, rank, scenario] for times in (played.work_start_ns, played.moving_ns, played.work_end_ns)
                 )
                 period = int(period_ns[scenario])
-                every = np.logical_or.reduce(communicators) if communicators else np.zeros(len(begin), dtype=np.bool_)
-                in_turns = np.ones(len(begin))
-                in_turns[every] = _even_shares(moving[every], end[every], period)
-                for own in communicators:
-                    others = every & ~own
-                    share = _even_shares(moving[own], end[own], period)
-                    spans = begin[others], end[others]
+                for number, own in enumerate(communicators):
+                    alone = 1.0 / _even_shares(moving[own], end[own], period)
+                    # A thread spins for as long as its collective is there, waiting included.
+                    beside = np.zeros(len(alone))
+                    for other in (*communicators[:number], *communicators[number + 1 :]):
+                        beside += _share(moving[own], end[own], _repeated(begin[other], end[other], period))
                     if self.cores >= _ENOUGH_CORES:
-                        beside = _share(moving[own], end[own], _repeated(*spans, period))
-                        factors[own, rank, scenario] = (1.0 + (_OTHER_THREADS - 1.0) * beside) / share
+                        factors[own, rank, scenario] = alone * (1.0 + (_OTHER_THREADS - 1.0) * np.minimum(beside, 1.0))
                         continue
-                    beside = _share(moving[own], end[own], _repeated(*spans, period))
-                    waits = turns[own, rank % turns.shape[1], scenario % turns.shape[2]] * beside
+                    waits = turns[own, rank % turns.shape[1], scenario % turns.shape[2]] * np.minimum(beside, 1.0)
                     works = _share(moving[own], end[own], _repeated(*_host_works(played, rank, scenario), period))
-                    slowed = np.maximum(1.0 / in_turns[own], 1.0 / share + waits)
+                    slowed = np.maximum(alone * (1.0 + beside), alone + waits)
                     factors[own, rank, scenario] = slowed * (1.0 + (_HOST_WORKS - 1.0) * works)
             results.append(factors)
         return results

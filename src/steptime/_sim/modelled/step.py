@@ -111,7 +111,7 @@ class ModelledStep:
         """Per estimate, how many times as long it takes on the machine of a calibration; those of collectives come last."""
         kinds = issued.program.collectives
         compute = [calibration.device * self.stragglers.card] * (len(issued.estimates) - len(kinds))
-        return np.array([*compute, *(calibration.wire.get(each.kind, 1.0) for each in kinds)])[:, None]
+        return np.array([*compute, *(calibration.wire_of(each.kind) for each in kinds)])[:, None]
 
     def _cohort(self, issued: Issued, timing: Timing, played: Mapping[int, tuple[int, ...]]) -> Cohort:
         ranks = played.get(issued.program.rank, ())

@@ -161,7 +161,7 @@ def with_measured_wire(step: ModelledStep, cohorts: Sequence[Cohort], case: Step
     free = {id(each.collective): each.free_ns for each in waits_of(collectives, [0.0] * len(collectives))}
     times = np.array([free.get(id(each), float(each.ran_ns.min())) for each in collectives])
     kinds = [each.message.kind for each in collectives]
-    times *= [calibration.wire.get(kind, 1.0) / case.reference.wire.get(kind, 1.0) for kind in kinds]
+    times *= [calibration.wire_of(kind) / case.reference.wire_of(kind) for kind in kinds]
     results = []
     for cohort in cohorts:
         index = cohort.program.works.collective
