@@ -15,9 +15,11 @@ from steptime._build.transformer.parallelism import Parallelism
 from steptime._platforms.platform import Platform
 from steptime._program.program import WorkKind
 from steptime._program.workload import Workload
+from steptime._sim.explain.activity import Window, activity
 from steptime._sim.modelled.prediction import memory_of
 from steptime._sim.modelled.step import ModelledStep, modelled
 from steptime._sim.prediction import operations_of
+from steptime._units import NS_PER_MS
 
 LLAMA = Transformer(
     layers=8,
@@ -94,12 +96,14 @@ def test_the_first_receive_of_a_step_waits_for_all_that_the_step_before_computes
         assert last.work_start_ns[received, 0, 0] + played.period_ns[0] >= last.work_end_ns[kernels, 0, 0].max()
 
 
-@pytest.mark.parametrize("layout", ["pipeline", "interleaved"])
-def test_what_a_step_receives_first_waits_for_the_step_before_either_way(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Layers so large that hosts run ahead: receives of the next step are called long before this one ends.
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_large_layers_wait_for_the_same_either_way(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # So large that hosts run ahead: gathers and receives are called long before the device comes to them.
     large = replace(LLAMA, width=2048, heads=16, sequence=1024, parallel=LAYOUTS[layout])
-    one, other = (on_h100s(workload).steady()[0].period_ns[0] for workload in both(large, monkeypatch))
-    assert one == pytest.approx(other, rel=0.01)
+    one, other = (on_h100s(workload).steady()[0] for workload in both(large, monkeypatch))
+    assert one.period_ns[0] == pytest.approx(other.period_ns[0], rel=0.01)
+    exposed = [activity(played.timeline, Window(1)).ranks[0].exposed_communication_ms for played in (one, other)]
+    assert exposed[0] == pytest.approx(exposed[1], rel=0.05, abs=0.01 * one.period_ns[0] / NS_PER_MS)
 
 
 def test_stages_of_one_kind_share_the_ops_of_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ here, and is held up there; neither moves the device.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -32,9 +32,17 @@ Indices = npt.NDArray[np.int64]
 _BLOCKING_COPY, _STREAM_WAIT, _EVENT_SYNC, _STREAM_SYNC, _DEVICE_SYNC = map(
     int, (CallKind.BLOCKING_COPY, CallKind.STREAM_WAIT, CallKind.EVENT_SYNC, CallKind.STREAM_SYNC, CallKind.DEVICE_SYNC)
 )
-_OUTSIDE = -2  # less a stream: the last work of it before a section
+_OUTSIDE = -2  # less a stream, the last work of it before a section; less a mark behind two lanes for each stream
 # Equal sections are gone through together, so many programs and scenarios of them at once: more would not stay in caches.
 _TOGETHER = 256
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A work that calls of other sections wait for: the latest one at a place of some sections, which run the same there."""
+
+    sections: frozenset[int]
+    place: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +55,8 @@ class SectionLayout:
     work_first: Indices
     call_base: Indices  # per repetition
     work_base: Indices
+    marks: tuple[Mark, ...] = ()  # works that later sections wait for though others follow them on their streams
+    waits: Mapping[int, int] = field(default_factory=dict)  # call of the sample -> the mark that it waits for
 
     @staticmethod
     def of(cohort: Cohort) -> SectionLayout | None:
@@ -103,21 +113,25 @@ class _Section:
     calls: tuple[tuple[int, int, int, int, bool], ...]  # kind, thread, stream, what it awaits, whether it is handed over to
     works: tuple[tuple[int, int], ...]  # the place of the call, stream
     meets: tuple[int, ...] = ()  # works at which programs meet
+    marks: tuple[int, ...] = ()  # per mark of the sample the work here that moves it, or -1
 
     @staticmethod
     def all_of(layout: SectionLayout) -> list[_Section]:
-        """Every section of a sample. Awaited works outside the section are told by their streams, below -1."""
+        """Every section of a sample. Awaited works outside the section are told by their streams or marks, below -1."""
         calls, works, result = layout.sample.calls, layout.sample.works, []
         awaits, streams = calls.awaits.astype(np.int64), works.stream.astype(np.int64)
         outside = _OUTSIDE - streams[np.maximum(awaits, 0)] if len(streams) else awaits
+        for call, mark in layout.waits.items():
+            outside[call] = _OUTSIDE - 2 * len(layout.sample.streams) - mark
         bounds = zip(layout.call_first[:-1], layout.call_first[1:], layout.work_first[:-1], layout.work_first[1:], strict=True)
-        for low, high, work_low, work_high in bounds:
+        for number, (low, high, work_low, work_high) in enumerate(bounds):
             mine = slice(low, high)
             inside = (awaits[mine] >= work_low) & (awaits[mine] < work_high)
             awaited = np.where(inside, awaits[mine] - work_low, np.where(awaits[mine] >= 0, outside[mine], -1))
             columns = (calls.kind[mine], calls.thread[mine], calls.stream[mine], awaited, calls.after[mine] >= 0)
             launched = (works.call[work_low:work_high] - low, streams[work_low:work_high])
-            result.append(_Section(_rows(columns), _rows(launched)))
+            marks = tuple(mark.place if number in mark.sections else -1 for mark in layout.marks)
+            result.append(_Section(_rows(columns), _rows(launched), marks=marks))
         return result
 
 
@@ -133,7 +147,8 @@ class _SectionWalk:
         self._threads, self._streams = len(sample.threads), len(sample.streams)
         self._turns = [row for row, thread in enumerate(sample.threads) if thread.role in ("main", "backward")]
         self._times, self._meets = times, list(meets)
-        count = self._threads + 2 * self._streams + len(meets)
+        self._lanes = self._threads + 2 * self._streams + len(section.marks)
+        count = self._lanes + len(meets)
         self._shape = (count, times.width)
         begin = np.full((count, count, times.width), LONG_AGO, dtype=np.int64)
         begin[np.arange(count), np.arange(count)] = 0
@@ -154,7 +169,11 @@ class _SectionWalk:
             self._call(place, kind, thread, stream, awaits, handed=handed or place == 0)
         nothing = np.full(self._shape, LONG_AGO, dtype=np.int64)
         pending = [nothing if each is None else each for each in self._pending]
-        lanes = np.stack([*self._thread, *self._stream, *pending])
+        first = self._threads + 2 * self._streams
+        marks = [
+            self._begin[first + mark] if place < 0 else self._end[place] for mark, place in enumerate(self._section.marks)
+        ]
+        lanes = np.stack([*self._thread, *self._stream, *pending, *marks])
         rows = (self._enter, self._leave, self._start, self._end)
         waiting = _waiting(lanes, rows, len(self._meets))
         return _Paths(lanes, self._start[self._meets], rows if timeline else (), self._section.meets, *waiting)
@@ -190,13 +209,13 @@ class _SectionWalk:
             np.maximum(start, pending + times.release_ns[place], out=start)
             self._pending[stream] = None
         if place in self._meets:
-            self._end[place] = self._begin[self._threads + 2 * self._streams + self._meets.index(place)]
+            self._end[place] = self._begin[self._lanes + self._meets.index(place)]
         else:
             np.add(start, times.duration_ns[place], out=self._end[place])
         self._stream[stream] = self._end[place]
 
     def _awaited(self, work: int) -> Nanoseconds:
-        """When a work ends; one of an earlier section is the last of its stream, or before it."""
+        """When a work ends; one of an earlier section is the last of its stream, or marked."""
         return np.asarray(self._end[work] if work >= 0 else self._begin[self._threads + _OUTSIDE - work])
 
 
@@ -270,7 +289,8 @@ class Sectioned:
 
     def _opened(self, layout: SectionLayout) -> Nanoseconds:
         sample = layout.sample
-        result = np.zeros((len(sample.threads) + 2 * len(sample.streams), self.scenarios), dtype=np.int64)
+        lanes = len(sample.threads) + 2 * len(sample.streams) + len(layout.marks)
+        result = np.zeros((lanes, self.scenarios), dtype=np.int64)
         result[len(sample.threads) + len(sample.streams) :] = LONG_AGO
         return result
 

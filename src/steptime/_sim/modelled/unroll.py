@@ -17,7 +17,7 @@ from steptime._models.estimate import Estimate
 from steptime._program.collectives import numbered
 from steptime._program.program import Calls, Program, Works
 from steptime._program.repetition import Repetition
-from steptime._sim.core.sections import SectionLayout
+from steptime._sim.core.sections import Mark, SectionLayout
 from steptime._sim.modelled.issue import Issued
 
 Indices = npt.NDArray[np.int64]
@@ -64,6 +64,10 @@ class _Unroll:
         self._section_of_call, self._section_of_work = section_of_call, section_of_call[works.call]
         self._calls = _SectionRows.of(self._section_of_call, count, self._order)
         self._works = _SectionRows.of(self._section_of_work, count, self._order)
+        self._ran_by: dict[int, tuple[tuple[int, int], ...]] = {}
+        self._awaiting: dict[int, list[tuple[int, int]]] = {}
+        self._waits: dict[int, int] = {}
+        self._find_references()
 
     def issued(self, wire: Sequence[Estimate]) -> Issued:
         """Everything in its place."""
@@ -92,6 +96,8 @@ class _Unroll:
             work_first=np.searchsorted(self._section_of_work, sections),
             call_base=self._calls.base,
             work_base=self._works.base,
+            marks=tuple(self._marks),
+            waits=self._waits,
         )
         program.derived[SectionLayout] = layout
         return replace(
@@ -123,7 +129,7 @@ class _Unroll:
         first = np.flatnonzero(np.diff(rows.repetition, prepend=_NONE))
         after[first] = self._handed_over(table, first)
         awaits = self._works.moved(table.awaits.astype(np.int64), section, rows.repetition)
-        for row, work in self._outside(sample):
+        for row, work in self._outside():
             awaits[row] = work
         return table.replace(after=after, awaits=awaits)
 
@@ -134,40 +140,54 @@ class _Unroll:
         one, other = table.thread[before], table.thread[first]
         return np.where((first > 0) & (one != other) & turns[one] & turns[other], before, _NONE)
 
-    def _outside(self, calls: Calls) -> list[tuple[int, int]]:
+    def _outside(self) -> list[tuple[int, int]]:
         """Calls of the step that wait for works outside their section, with those works."""
-        by_section = self._references(calls)
-        tails = self._tails()
-        last_of_stream: dict[int, int] = {}
-        last_of_kind: dict[int, int] = {}
-        result = []
-        kinds, first = self._repetition.kinds, self._works.first.tolist()
+        moved: dict[int, list[int]] = {}  # per section its marks
+        for number, mark in enumerate(self._marks):
+            for section in mark.sections:
+                moved.setdefault(section, []).append(number)
+        tails, last_of_stream, last_of_mark = self._tails(), dict[int, int](), dict[int, int]()
+        result, first = [], self._works.first.tolist()
         bases = zip(self._order.tolist(), self._calls.base.tolist(), self._works.base.tolist(), strict=True)
         for section, call_base, work_base in bases:
-            for offset, stream, kind, within in by_section.get(section, ()):
-                work = last_of_stream.get(stream, _NONE) if kind < 0 else last_of_kind.get(kind, _NONE - within) + within
-                result.append((call_base + offset, work))
-            last_of_kind[kinds[section]] = work_base
+            for row, stream in self._awaiting.get(section, ()):
+                mark = self._waits.get(row)
+                work = last_of_stream.get(stream, _NONE) if mark is None else last_of_mark.get(mark, _NONE)
+                result.append((call_base + row - int(self._calls.first[section]), work))
+            for number in moved.get(section, ()):
+                last_of_mark[number] = work_base + self._marks[number].place
             for stream, row in tails.get(section, ()):
                 last_of_stream[stream] = work_base + row - first[section]
         return result
 
-    def _references(self, calls: Calls) -> dict[int, list[tuple[int, int, int, int]]]:
-        """Per section its calls that wait for works before it: offset, stream; if not for the last, kind and place."""
+    def _find_references(self) -> None:
+        """Per section its calls that wait for works before it, with their streams; marks, where these are not the last ones."""
         works = self._sample.program.works
-        awaits = calls.awaits.astype(np.int64)
+        awaits, streams = self._sample.program.calls.awaits.astype(np.int64), works.stream.astype(np.int64)
         target = self._section_of_work[np.maximum(awaits, 0)]
-        rows = np.flatnonzero((awaits >= 0) & (target != self._section_of_call))
-        result: dict[int, list[tuple[int, int, int, int]]] = {}
-        streams = works.stream.astype(np.int64)
-        for row in rows.tolist():
+        known: dict[Mark, int] = {}
+        for row in np.flatnonzero((awaits >= 0) & (target != self._section_of_call)).tolist():
             section, work = int(self._section_of_call[row]), int(awaits[row])
             stream, begin = int(streams[work]), int(self._works.first[section])
-            later = np.flatnonzero(streams[work + 1 : begin] == stream)
-            kind = self._repetition.kinds[int(target[row])] if len(later) else _NONE
-            place = work - int(self._works.first[target[row]])
-            result.setdefault(section, []).append((row - int(self._calls.first[section]), stream, kind, place))
-        return result
+            self._awaiting.setdefault(section, []).append((row, stream))
+            if np.any(streams[work + 1 : begin] == stream):
+                mark = Mark(self._alike(section, int(target[row])), work - int(self._works.first[target[row]]))
+                self._waits[row] = known.setdefault(mark, len(known))
+        self._marks = list(known)
+
+    def _alike(self, section: int, target: int) -> frozenset[int]:
+        """Whose works a section waits for that waits for a target's: a layer for any layer before it, else those of its kind."""
+        if self._ran(target) == self._ran(section):
+            return frozenset(each for each in range(len(self._repetition.starts)) if self._ran(each) == self._ran(section))
+        kinds = self._repetition.kinds
+        return frozenset(each for each, kind in enumerate(kinds) if kind == kinds[target])
+
+    def _ran(self, section: int) -> tuple[tuple[int, int], ...]:
+        """Names and streams of a section's works."""
+        if section not in self._ran_by:
+            works, mine = self._sample.program.works, self._section_of_work == section
+            self._ran_by[section] = tuple(zip(works.name[mine].tolist(), works.stream[mine].tolist(), strict=True))
+        return self._ran_by[section]
 
     def _tails(self) -> dict[int, list[tuple[int, int]]]:
         """Per section the last work of each stream in it, as a row of the sample."""
