@@ -95,15 +95,15 @@ def test_devices_and_fabrics_may_lie_beside_the_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("parallel", [{}, pytest.param({"fsdp": 8}, marks=pytest.mark.slow)])
-def test_few_layers_and_parts_tell_what_the_whole_step_takes(tmp_path: Path, parallel: dict[str, int]) -> None:
+def test_a_row_is_predicted_as_a_config_is(tmp_path: Path, parallel: dict[str, int]) -> None:
     ranks = parallel.get("fsdp", 1)
     cfg = {**SMALL, "layers": 9, "width": 2048, "heads": 16, "sequence": 1024, "gradient_accumulation": 3}
     (step,) = read_rows(table(tmp_path, row(cfg={**cfg, "batch": 24 * ranks, "parallel": parallel}, ranks=ranks))).steps
     found = predicted(step)
     assert isinstance(found, PredictedRow)
     whole = predict_on(build(step.config), Platform.of(step.platform))
-    assert found.played.step_ms == pytest.approx(whole.step_time_ms, rel=0.005)
-    assert found.interval_ms == pytest.approx(whole.interval_ms, rel=0.02)
+    assert found.played.step_ms == pytest.approx(whole.step_time_ms, rel=1e-6)
+    assert found.interval_ms == pytest.approx(whole.interval_ms, rel=1e-6)
 
 
 def many(count: int, source: str = "somebody") -> list[dict[str, Any]]:
