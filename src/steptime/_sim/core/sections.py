@@ -170,9 +170,7 @@ class _SectionWalk:
         nothing = np.full(self._shape, LONG_AGO, dtype=np.int64)
         pending = [nothing if each is None else each for each in self._pending]
         first = self._threads + 2 * self._streams
-        marks = [
-            self._begin[first + mark] if place < 0 else self._end[place] for mark, place in enumerate(self._section.marks)
-        ]
+        marks = [self._begin[first + mark] if place < 0 else self._end[place] for mark, place in enumerate(self._section.marks)]
         lanes = np.stack([*self._thread, *self._stream, *pending, *marks])
         rows = (self._enter, self._leave, self._start, self._end)
         waiting = _waiting(lanes, rows, len(self._meets))
