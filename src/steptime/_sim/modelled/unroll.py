@@ -176,7 +176,7 @@ class _Unroll:
         self._marks = list(known)
 
     def _alike(self, section: int, target: int) -> frozenset[int]:
-        """Whose works a section waits for that waits for a target's: a layer for any layer before it, else those of its kind."""
+        """Whose works stand for a target's: a layer waits for whichever layer came before it, others for their kind."""
         if self._ran(target) == self._ran(section):
             return frozenset(each for each in range(len(self._repetition.starts)) if self._ran(each) == self._ran(section))
         kinds = self._repetition.kinds
