@@ -151,8 +151,8 @@ class _Unroll:
         bases = zip(self._order.tolist(), self._calls.base.tolist(), self._works.base.tolist(), strict=True)
         for section, call_base, work_base in bases:
             for row, stream in self._awaiting.get(section, ()):
-                mark = self._waits.get(row)
-                work = last_of_stream.get(stream, _NONE) if mark is None else last_of_mark.get(mark, _NONE)
+                marked = self._waits.get(row)
+                work = last_of_stream.get(stream, _NONE) if marked is None else last_of_mark.get(marked, _NONE)
                 result.append((call_base + row - int(self._calls.first[section]), work))
             for number in moved.get(section, ()):
                 last_of_mark[number] = work_base + self._marks[number].place
