@@ -566,10 +566,8 @@ def _one_behind_the_other(first: _Paths, second: _Paths) -> _Paths:
 def _reached(paths: Nanoseconds, begins: Nanoseconds) -> Nanoseconds:
     """When rows are reached in every repetition: (row, repetition, scenario)."""
     result = np.full((len(paths), *begins.shape[1:]), LONG_AGO, dtype=np.int64)
-    for column in range(paths.shape[1]):
-        path = paths[:, column]
-        if (path > LONG_AGO // 2).any():
-            np.maximum(result, path[:, None] + begins[column], out=result)
+    for column in np.flatnonzero((paths > LONG_AGO // 2).any(axis=(0, 2))).tolist():
+        np.maximum(result, paths[:, column, None] + begins[column], out=result)
     return result
 
 

@@ -22,7 +22,7 @@ from steptime._units import LONG_AGO
 # Longest cycle of increments looked for, in windows.
 LONGEST_CYCLE = 8
 # Long steps that are laid out from samples: the last of so many windows is as the next one to a thousandth.
-_SECTION_WINDOWS = 4
+_SECTION_WINDOWS = 3
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,8 +49,8 @@ ROUNDS = 12
 _POINT_TO_POINT = ("send", "recv")
 # How far durations move towards what is wanted, after the first round. At 0.7 and above crowded timelines oscillate.
 LATER_STEP = 0.5
-# Of steps that are laid out from samples: times that a window is played before durations have settled.
-_WINDOWS = 3
+# Times that steps which are laid out from samples are played for a guess.
+_ROUGH_ROUNDS = 2
 # Settled: what works of these want to change, or their step from round to round.
 _SECTIONS_SETTLED = 3e-3
 # Settled: what the works want to change, as a fraction of all their time.
@@ -74,15 +74,24 @@ class Settling:
 
 
 def steady_settled(
-    cohorts: Sequence[Cohort], laws: Sequence[Law], departures: Departures | None = None
+    cohorts: Sequence[Cohort],
+    laws: Sequence[Law],
+    departures: Departures | None = None,
+    guess: Sequence[Factors] | None = None,
+    *,
+    rough: bool = False,
 ) -> tuple[Steady, Settling]:
-    """The steady state of cohorts whose durations are those of works alone; the slowdowns of several laws multiply."""
+    """The steady state of cohorts whose durations are those of works alone; the slowdowns of several laws multiply.
+
+    Of a step that is laid out from samples: `guess` are slowdowns of nearly the same step, to begin with; `rough`: it is
+    played for such a guess.
+    """
     steps = max(1, *(len(cohort.program.steps) for cohort in cohorts))
     alone = [cohort.timing.duration_ns for cohort in cohorts]
     layouts = [SectionLayout.of(cohort) for cohort in cohorts] if departures is None else [None]
     known = [layout for layout in layouts if layout is not None]
     if len(known) == len(cohorts):
-        return _settled_sections(cohorts, laws, known)
+        return _settled_sections(cohorts, laws, known, guess, _ROUGH_ROUNDS if rough else ROUNDS)
     durations, rounds = alone, 0
     while True:
         played = steady(_with_durations(cohorts, durations), departures=departures)
@@ -95,26 +104,31 @@ def steady_settled(
 
 
 def _settled_sections(
-    cohorts: Sequence[Cohort], laws: Sequence[Law], layouts: Sequence[SectionLayout]
+    cohorts: Sequence[Cohort],
+    laws: Sequence[Law],
+    layouts: Sequence[SectionLayout],
+    guess: Sequence[Factors] | None,
+    most: int,
 ) -> tuple[Steady, Settling]:
     """The same for steps that are laid out from samples: equal sections take equal times, the mean of what rounds want.
 
     Which of many micro-batches waits for which changes from round to round; what a step takes does not.
     """
     alone = [cohort.timing.duration_ns for cohort in cohorts]
-    durations, rounds, change, period = alone, 0, 1.0, 0.0
-    while change > _SECTIONS_SETTLED and rounds < ROUNDS:
-        played = steady(_with_durations(cohorts, durations), iterations_at_most=_WINDOWS)
+    pairs = zip(alone, guess or [np.ones(1)] * len(alone), strict=True)
+    durations = [np.rint(duration * factor).astype(np.int64) for duration, factor in pairs]
+    rounds, change, period = 0, 1.0, 0.0
+    while True:
+        played = steady(_with_durations(cohorts, durations))
         rounds += 1
         wanted = _wanted(alone, laws, played.timeline, np.rint(played.period_ns).astype(np.int64))
         wanted = [layout.evened(want) for layout, want in zip(layouts, wanted, strict=True)]
         now = float(played.period_ns[0])
         change, period = min(_change(durations, wanted), abs(now / period - 1.0) if period else 1.0), now
-        if change > _SECTIONS_SETTLED:
-            durations = _moved(
-                durations, wanted, (1.0, LATER_STEP, LATER_STEP)[rounds - 1] if rounds < 4 else 1.0 / (rounds - 1)
-            )
-    return steady(_with_durations(cohorts, durations)), Settling(rounds, change, change <= _SECTIONS_SETTLED)
+        if change <= _SECTIONS_SETTLED or rounds >= most:
+            return played, Settling(rounds, change, change <= _SECTIONS_SETTLED)
+        first = 1.0 if guess is None else LATER_STEP
+        durations = _moved(durations, wanted, (first, LATER_STEP, LATER_STEP)[rounds - 1] if rounds < 4 else 1.0 / (rounds - 1))
 
 
 def _with_durations(cohorts: Sequence[Cohort], durations: Sequence[Nanoseconds]) -> list[Cohort]:

@@ -19,6 +19,8 @@ Floats = npt.NDArray[np.float64]
 
 # Clocks have settled when none wants to move by more than this.
 SETTLED = 1e-3
+# And when a step does not: clocks of a pipeline's stages go on trading what none of them is late for.
+STEP_SETTLED = 2e-4
 ROUNDS = 6
 
 

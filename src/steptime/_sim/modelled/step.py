@@ -42,7 +42,7 @@ from steptime._sim.laws.slowdowns import (
 from steptime._sim.modelled.collective_work import collective_work
 from steptime._sim.modelled.device_work import device_work
 from steptime._sim.modelled.issue import Issued, issue
-from steptime._sim.modelled.power import ROUNDS, SETTLED, Cards
+from steptime._sim.modelled.power import ROUNDS, SETTLED, STEP_SETTLED, Cards
 from steptime._sim.modelled.stragglers import Stragglers
 from steptime._sim.modelled.unroll import unrolled
 from steptime._sim.prediction import PredictedStep
@@ -174,21 +174,27 @@ class ModelledStep:
         if cards is None:
             return *self._played(self.cohorts(calibration)), np.ones(len(self.programs))
         clocks = cards.full
-        result, settling = self._played(self.cohorts(calibration, clocks))
-        for _ in range(ROUNDS):
+        cohorts = self.cohorts(calibration, clocks)
+        result, settling = self._played(cohorts, rough=True)
+        for rounds in range(ROUNDS):
             wanted = cards.clocks(result, clocks)
-            if np.abs(wanted / clocks - 1.0).max() < SETTLED:
+            if np.abs(wanted / clocks - 1.0).max() < SETTLED and (rounds or settling is None or settling.settled):
                 break
-            clocks = wanted
-            result, settling = self._played(self.cohorts(calibration, clocks))
+            clocks, guess = wanted, _slowed(cohorts, result)
+            cohorts = self.cohorts(calibration, clocks)
+            before, (result, settling) = result, self._played(cohorts, guess)
+            if np.abs(result.period_ns / before.period_ns - 1.0).max() < STEP_SETTLED:
+                break
         return result, settling, clocks
 
-    def _played(self, cohorts: Sequence[Cohort]) -> tuple[Steady, Settling | None]:
-        """With what ranks and streams do to each other where that was measured."""
+    def _played(
+        self, cohorts: Sequence[Cohort], guess: Sequence[Floats] | None = None, *, rough: bool = False
+    ) -> tuple[Steady, Settling | None]:
+        """With what ranks and streams do to each other where that was measured; `guess`: how much, at other clocks."""
         departures, laws = ExchangeDepartures.of(self.platform.fabric), self._laws(cohorts)
         if not laws:
             return steady(cohorts, departures=departures), None
-        return steady_settled(cohorts, laws, departures)
+        return steady_settled(cohorts, laws, departures, guess, rough=rough)
 
     def slowdowns(self, settled: Steady, calibration: Calibration = UNCALIBRATED) -> list[Floats]:
         """Per program (work, rank, scenario): how many times as long as alone its works take in its steady state."""
@@ -227,6 +233,12 @@ class ModelledStep:
         total = sum(times.values()) or 1.0
         result = {source: float(time / total) for source, time in times.items() if time}
         return {**result, "out_of_range": float(outside / total)}
+
+
+def _slowed(alone: Sequence[Cohort], settled: Steady) -> list[Floats]:
+    """How many times as long as alone works take in a steady state."""
+    pairs = zip(alone, settled.timeline.cohorts, strict=True)
+    return [played.cohort.timing.duration_ns / np.maximum(cohort.timing.duration_ns, 1) for cohort, played in pairs]
 
 
 def modelled(workload: Workload, platform: Platform, *, strict: bool = False) -> ModelledStep:
