@@ -55,7 +55,7 @@ class SectionLayout:
     work_first: Indices
     call_base: Indices  # per repetition
     work_base: Indices
-    marks: tuple[Mark, ...] = ()  # works that later sections wait for though others follow them on their streams
+    marks: tuple[Mark, ...] = ()  # works of layers that later layers wait for though others follow them on their streams
     waits: Mapping[int, int] = field(default_factory=dict)  # call of the sample -> the mark that it waits for
 
     @staticmethod

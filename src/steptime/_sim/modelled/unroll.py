@@ -89,6 +89,8 @@ class _Unroll:
             collectives=numbered([self._program.collectives[index] for index in met]),
         )
         sections = np.arange(len(self._repetition.starts) + 1)
+        # Layers that wait for layers; what waits for one section alone (an optimizer for each of many buckets) has its streams.
+        repeated = {mark: number for number, mark in enumerate(mark for mark in self._marks if len(mark.sections) > 1)}
         layout = SectionLayout(
             sample=sample.program,
             order=self._repetition.order,
@@ -96,8 +98,8 @@ class _Unroll:
             work_first=np.searchsorted(self._section_of_work, sections),
             call_base=self._calls.base,
             work_base=self._works.base,
-            marks=tuple(self._marks),
-            waits=self._waits,
+            marks=tuple(repeated),
+            waits={row: repeated[self._marks[mark]] for row, mark in self._waits.items() if self._marks[mark] in repeated},
         )
         program.derived[SectionLayout] = layout
         return replace(

@@ -47,8 +47,13 @@ def stages(layers: int, chunks: int) -> list[int]:
 
 
 def pipeline(layers: int, ranks: int, chunks: int) -> dict[str, Any]:
-    """`[parallel]` of a pipeline of so many ranks, each with so many parts of the model; then receives are overlapped."""
+    """`[parallel]` of a pipeline of so many ranks, each with so many parts of the model.
+
+    As Megatron-core's: receives are overlapped where ranks have several parts; where they have one, hosts wait for what was
+    sent and received together (`batch_p2p_sync`, on by default in its `ModelParallelConfig`).
+    """
     if ranks == 1:
         return {}
-    interleaved = {"chunks": chunks, "schedule": "interleaved", "overlap_p2p_comm": True} if chunks > 1 else {}
-    return {"pipeline": ranks, **interleaved, "stages": stages(layers, ranks * chunks)}
+    several: dict[str, Any] = {"chunks": chunks, "schedule": "interleaved", "overlap_p2p_comm": True}
+    moves = several if chunks > 1 else {"batch_p2p_sync": True}
+    return {"pipeline": ranks, **moves, "stages": stages(layers, ranks * chunks)}
