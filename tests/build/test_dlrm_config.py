@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from steptime._build.config import read_dlrm_config
-from steptime._build.dlrm.config import Overrides, dlrm_of
+from steptime._build.config_values import Overrides
+from steptime._build.dlrm.config import dlrm_of
 from steptime._build.dlrm.model import DENSE_OPTIMIZERS, EXCHANGE_DTYPES, INTERACTIONS, PRECISIONS, PREFETCHES, Dlrm
 from steptime._lookups import saved
 from steptime._lookups.estimated import expected_statistics

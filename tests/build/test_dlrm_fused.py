@@ -10,7 +10,8 @@ import pytest
 
 from steptime import predict, read
 from steptime._build.config import read_dlrm_config
-from steptime._build.dlrm.config import Overrides, dlrm_of
+from steptime._build.config_values import Overrides
+from steptime._build.dlrm.config import dlrm_of
 from steptime._build.dlrm.model import FUSED_OPTIMIZERS, Dlrm
 from steptime._build.dlrm.plan import DATA_PARALLEL, GRID, ROW_WISE, TABLE_ROW_WISE, TABLE_WISE
 from steptime._build.dlrm.workload import dlrm_workload

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from steptime._build.dlrm.config import Overrides
+from steptime._build.config_values import Overrides
 from steptime._build.dlrm.plan import Plan
 from steptime._build.dlrm.plan_files import read_plans, torchrec_document
 from steptime._build.dlrm.workload import dlrm_workload

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from steptime._build.dlrm.config import Overrides
+from steptime._build.config_values import Overrides
 from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.plan import COLUMN_WISE, ROW_WISE, TABLE_WISE
 from steptime._platforms.platform import Platform

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from steptime._api.predict import calibration_for, platform_for, platform_ranks
-from steptime._build.config import read_config
+from steptime._build.config import Config, read_config
+from steptime._build.config_values import Overrides
 from steptime._build.transformer.config import Transformer
 from steptime._build.transformer.parallelism import Parallelism
 from steptime._plan.evaluate import LayoutEvaluator
@@ -20,6 +22,9 @@ from steptime._platforms.platform import Platform
 from steptime._report.plan import Planned
 from steptime.errors import InputError
 
+# Keys of a config that a search chooses, besides [parallel].
+_SEARCHED = ("ranks", "gradient_accumulation", "recompute", "checkpointing")
+
 
 def plan(
     model: str | Path | Transformer,
@@ -27,6 +32,7 @@ def plan(
     *,
     gpus: int | None = None,
     batch: int | None = None,
+    settings: Mapping[str, Any] | None = None,
     data: Sequence[int] | None = None,
     fsdp: Sequence[int] | None = None,
     tensor: Sequence[int] | None = None,
@@ -48,7 +54,8 @@ def plan(
     """Search for the layout with the shortest step that fits, and say why it is.
 
     `model` is a Transformer config; its own [parallel], micro-batches and recomputation are what is searched. `gpus` are all
-    of the platform's unless fewer are given, `batch` is the global batch if not the config's. What follows bounds the search:
+    of the platform's unless fewer are given, `batch` is the global batch if not the config's, `settings` are
+    keys of the config with other values, dotted. What follows bounds the search:
     each is the values that may be chosen, whatever divides where nothing is given. `memory_bytes` is what a rank may use,
     `headroom` a share of it that is left free. `price` is of one GPU for an hour. `executor` runs the questions: processes,
     or a cluster's `concurrent.futures.Executor`; without one, processes of this machine.
@@ -69,15 +76,25 @@ def plan(
         data, fsdp, tensor, pipeline, context, expert, chunks, zero,
         None if sequence is None else (sequence,), micro_batch, recompute,
     )  # fmt: skip
-    evaluator = LayoutEvaluator(_model(model, batch), machine.parts, calibration_for(calibration, machine))
+    evaluator = LayoutEvaluator(_model(model, batch, settings or {}), machine.parts, calibration_for(calibration, machine))
     limit = _limit(machine, memory_bytes, headroom)
     found = search(evaluator, ranks, choices, limit_bytes=limit, executor=executor)
     return Planned(found, compared(found), machine.name, limit, price)
 
 
-def _model(model: str | Path | Transformer, batch: int | None) -> Transformer:
+def _model(model: str | Path | Transformer, batch: int | None, settings: Mapping[str, Any]) -> Transformer:
     """The model without a layout of its own."""
-    config = model if isinstance(model, Transformer) else read_config(Path(model))
+    layout = next((key for key in settings if key in _SEARCHED or key.partition(".")[0] == "parallel"), None)
+    if layout is not None:
+        raise InputError(f"{layout} is set, and `plan` searches layouts; bound the search by --fsdp, --tensor and the like")
+    if isinstance(model, Transformer):
+        if settings:
+            raise InputError(f"{model.title}: settings are of a config's file; change the Transformer itself")
+        config: Config = model
+    else:
+        # A batch need not suit the layout that the file has.
+        overrides = Overrides.of(model, batch, settings=settings)
+        config, batch = read_config(Path(model), replace(overrides, batch=None)), overrides.batch
     if not isinstance(config, Transformer):
         raise InputError(f"{model}: `plan` shares Transformers among GPUs; tables of a DLRM are placed by `steptime shard`")
     alone = replace(config, parallel=Parallelism(), gradient_accumulation=1)

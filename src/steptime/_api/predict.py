@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from steptime._api.read import read
 from steptime._lookups.workload import WorkloadLookups
@@ -34,6 +34,7 @@ def predict(
     batch: int | None = None,
     ranks: int | None = None,
     plan: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
     device: str | Path | None = None,
     host: str | Path | None = None,
     fabric: str | Path | None = None,
@@ -48,14 +49,14 @@ def predict(
 
     `platform` is a name (`8xh200-nvlink`), the path of a platform's TOML file or a `Platform`; without one the step is
     predicted with the run's own durations, as recorded. `device`, `host` and `fabric` replace a component of it, `power_cap_w`
-    is what each card may draw if not what its data sheet says. `batch`, `ranks` and `plan` are as for `read`. `lookups` says
-    what ranks look up in their tables, `calibration` how fast the machine is (`steptime calibrate` writes it). `strict`: an op
-    without a model raises `UnsupportedError` instead of being a labelled guess. `what_if` are changes, as "matmul * 0.5": the
-    answer is the step with all of them, and its `what_if` says what each saves. `profiled`: a recorded
-    run with what its profiler cost, as recorded, instead of as it runs without one.
+    is what each card may draw if not what its data sheet says. `batch`, `ranks`, `plan` and `settings` are as for `read`.
+    `lookups` says what ranks look up in their tables, `calibration` how fast the machine is (`steptime calibrate` writes it).
+    `strict`: an op without a model raises `UnsupportedError` instead of being a labelled guess. `what_if` are changes, as
+    "matmul * 0.5": the answer is the step with all of them, and its `what_if` says what each saves. `profiled`: a recorded run
+    with what its profiler cost, as recorded, instead of as it runs without one.
     """
     changes = parse_all(what_if)
-    workload = read(source, batch=batch, ranks=ranks, plan=plan, platform_ranks=platform_ranks(platform))
+    workload = read(source, batch=batch, ranks=ranks, plan=plan, settings=settings, platform_ranks=platform_ranks(platform))
     if lookups is not None:
         looked_up = lookups if isinstance(lookups, WorkloadLookups) else WorkloadLookups.load(Path(lookups))
         workload = replace(workload, lookups=looked_up)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ def read(
     batch: int | None = None,
     ranks: int | None = None,
     plan: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
     platform_ranks: int | None = None,
     limit_s: float | None = None,
     progress: Progress | None = None,
@@ -41,18 +42,21 @@ def read(
     "file.py:function" or the function itself, which is captured without a GPU (in a list, what follows a script or function is
     its arguments); or a workload, which is taken as it is. `batch` (global) and `ranks` change a config or a function, `ranks`
     a script too, which may run for `limit_s`. `plan` is the file of a plan of a DLRM's tables, as `steptime shard` or TorchRec
-    writes it. A sharding task or a script that names no ranks is for `platform_ranks`. `progress` is told the name and the
+    writes it. `settings` are keys of a config with other values than its file has, dotted: `{"parallel.fsdp": 8}`; None takes a
+    key away. A sharding task or a script that names no ranks is for `platform_ranks`. `progress` is told the name and the
     bytes read so far of long recordings.
     """
     if isinstance(source, Workload):
-        return source.varied(batch=batch, ranks=ranks)
+        return source.varied(batch=batch, ranks=ranks, settings=settings)
     if callable(source):
+        _check_unset(str(getattr(source, "__qualname__", "the function")), settings)
         return capture(source, batch=batch, ranks=ranks or 1)
     texts = [str(source)] if isinstance(source, str | Path) else [str(each) for each in source]
     if not texts:
         raise InputError("nothing to read: give a path, a config, a training script, module:function or a function")
     text, paths = texts[0], [Path(each) for each in texts]
     if runs_code(text):
+        _check_unset(text, settings)
         if plan is not None:
             raise InputError(f"{text}: places its tables itself; a plan goes with a DLRM config or a sharding task")
         return _of_code(text, texts[1:], batch, ranks, platform_ranks, limit_s)
@@ -60,12 +64,19 @@ def read(
         from steptime._shard.configs import configured_in
 
         file = None if plan is None else Path(plan)
-        return configured_in(paths[0], batch=batch, ranks=ranks, plan=file, platform_ranks=platform_ranks)
+        return configured_in(paths[0], batch=batch, ranks=ranks, plan=file, platform_ranks=platform_ranks, settings=settings)
     if plan is not None:
         raise InputError(f"{text}: has no tables that the plan {plan} could place; give a DLRM config or a sharding task")
+    _check_unset(text, settings)
     if batch is not None or ranks is not None:
         raise InputError(f"{text}: {fixed(batch, ranks)}")
     return load(paths, progress=progress)
+
+
+def _check_unset(source: str, settings: Mapping[str, Any] | None) -> None:
+    """Refuses settings of what is no config."""
+    if settings:
+        raise InputError(f"{source}: {fixed(None, None, settings)}")
 
 
 def _is_config(path: Path) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from steptime._api.predict import calibration_for, platform_for
-from steptime._build.dlrm.config import Overrides
+from steptime._build.config_values import Overrides
 from steptime._platforms.calibration import Calibration
 from steptime._platforms.platform import Platform
 from steptime._report.answers import Sharding
@@ -26,6 +27,7 @@ def shard(
     *,
     ranks: int | None = None,
     batch: int | None = None,
+    settings: Mapping[str, Any] | None = None,
     fabric: str | Path | None = None,
     memory_bytes: int | None = None,
     headroom: float | None = None,
@@ -38,12 +40,14 @@ def shard(
     """Search for the fastest plan of a task on a platform, and explain it.
 
     `task` is a file: a DLRM config with constraints (`.toml`, `.json`), a `.csv` of tables or a TorchRec collection. `ranks`,
-    `batch`, `memory_bytes` (of a rank, at most) and `headroom` (a share of it that is left free) change it, `fabric` the
-    platform; `budget_s` and `evaluations` bound the search. `lookups` are files of statistics, of a day each: the plan is then
-    the best on their `worst` or on their `mean`, as the objective says.
+    `batch`, `settings` (keys of a config, dotted), `memory_bytes` (of a rank, at most) and `headroom` (a share of it that is
+    left free) change it, `fabric` the platform; `budget_s` and `evaluations` bound the search. `lookups` are files of
+    statistics, of a day each: the plan is then the best on their `worst` or on their `mean`, as the objective says.
     """
     machine = machine_for(platform, ranks, fabric)
-    sharding_task = task_for(task, machine, ranks=ranks, batch=batch, memory_bytes=memory_bytes, headroom=headroom)
+    sharding_task = task_for(
+        task, machine, ranks=ranks, batch=batch, settings=settings, memory_bytes=memory_bytes, headroom=headroom
+    )
     speed = calibration_for(calibration, machine)
     budget = SearchBudget(evaluations or usual_evaluations(sharding_task.model, sharding_task.ranks), budget_s)
     if objective not in OBJECTIVES:
@@ -68,12 +72,14 @@ def task_for(
     *,
     ranks: int | None,
     batch: int | None,
+    settings: Mapping[str, Any] | None = None,
     memory_bytes: int | None,
     headroom: float | None = None,
 ) -> Task:
     """The task in a file, for these ranks, this batch and this memory."""
     sharding_task = task
     if not isinstance(sharding_task, Task):
-        sharding_task = read_task(Path(sharding_task), Overrides(batch, ranks, machine.ranks), memory_bytes, headroom)
+        overrides = Overrides.of(sharding_task, batch, ranks, machine.ranks, settings)
+        sharding_task = read_task(Path(sharding_task), overrides, memory_bytes, headroom)
     check_ranks(sharding_task, machine)
     return sharding_task

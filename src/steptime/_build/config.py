@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from steptime._build.config_values import Values, read_json, read_text, read_toml
-from steptime._build.dlrm.config import DlrmConfig, Overrides, dlrm_of
+from steptime._build.config_values import Overrides, Values, read_json, read_text, read_toml
+from steptime._build.dlrm.config import DlrmConfig, dlrm_of
 from steptime._build.dlrm.model import KIND as DLRM
 from steptime._build.dlrm.plan import Plan
 from steptime._build.dlrm.table_lists import listed_tables, torchrec_tables
 from steptime._build.transformer.build import build
 from steptime._build.transformer.config import KIND as TRANSFORMER
-from steptime._build.transformer.config import Transformer
+from steptime._build.transformer.config import Transformer, with_overrides
 from steptime._program.workload import Workload
 from steptime.errors import InputError
 
@@ -21,24 +21,23 @@ Config = DlrmConfig | Transformer
 
 
 def read_config(path: Path, overrides: Overrides | None = None) -> Config:
-    """The model in a file. One that does not say what it is, is a DLRM if it has tables and a Transformer if it has layers.
-
-    `overrides` are for DLRMs, whose lists of tables leave the batch and the ranks open.
-    """
+    """The model in a file. One that does not say what it is, is a DLRM if it has tables and a Transformer if it has layers."""
+    overrides = overrides or Overrides()
     if path.suffix != ".toml":
-        return read_dlrm_config(path, overrides or Overrides())
+        return read_dlrm_config(path, overrides)
     values = read_toml(path)
     evident = DLRM if "tables" in values else TRANSFORMER if "layers" in values else ""
     if "kind" not in values and not evident:
         raise InputError(f'{path}: \'kind\' is missing; expected kind = "{DLRM}" or kind = "{TRANSFORMER}"')
     if Values(values, str(path)).choice("kind", (DLRM, TRANSFORMER), evident) == DLRM:
         return dlrm_of(values, str(path), path.parent, overrides)
-    return Transformer.from_dict({"name": path.stem, **values}, str(path))
+    return Transformer.from_dict(with_overrides({"name": path.stem, **values}, overrides, str(path)), str(path))
 
 
 def read_dlrm_config(path: Path, overrides: Overrides) -> DlrmConfig:
     """A DLRM from a `.toml` or `.json` config, a CSV of tables, or a TorchRec `EmbeddingBagCollection` as JSON."""
     if path.suffix == ".csv":
+        _check_unset(path, overrides)
         return listed_tables(read_text(path, "a list of tables"), str(path), overrides)
     if path.suffix == ".toml":
         return dlrm_of(read_toml(path), str(path), path.parent, overrides)
@@ -51,10 +50,20 @@ def read_dlrm_config(path: Path, overrides: Overrides) -> DlrmConfig:
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise InputError(f"{path}: no list of tables; expected a DLRM config, or the tables of an EmbeddingBagCollection")
     if any("num_embeddings" in table for table in tables):
+        _check_unset(path, overrides)
         return torchrec_tables(tables, str(path), overrides)
     if not isinstance(values, dict):
         raise InputError(f"{path}: a list of tables without num_embeddings; expected those of an EmbeddingBagCollection")
     return dlrm_of(values, str(path), path.parent, overrides)
+
+
+def _check_unset(path: Path, overrides: Overrides) -> None:
+    """Refuses settings of a list of tables, which has no keys."""
+    if overrides.settings:
+        raise InputError(
+            f"{path}: {next(iter(overrides.settings))!r} is set, and a list of tables has no keys but batch and ranks; "
+            "use a config (.toml or .json)"
+        )
 
 
 def configured(config: Config, plan: Plan | Mapping[str, Any] | None = None) -> Workload:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,38 @@ def _read(path: Path, expected: str, parse: Callable[[str], Any], language: str 
     except (OSError, ValueError, RecursionError) as error:
         how = f" as {language}" if language else ""
         raise InputError(f"{path}: cannot be read{how} ({error}); expected {expected}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What stands beside the file: another batch, other ranks, how many its platform has, and settings (`_build.settings`)."""
+
+    batch: int | None = None
+    ranks: int | None = None
+    platform_ranks: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        where: Path | str,
+        batch: int | None = None,
+        ranks: int | None = None,
+        platform_ranks: int | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> Overrides:
+        """Checked; `batch` and `ranks` may stand among the settings."""
+        rest = dict(settings or {})
+        found: dict[str, int | None] = {}
+        for name, option in (("batch", batch), ("ranks", ranks)):
+            also = rest.pop(name, None)
+            if option is not None and also not in (None, option):
+                raise InputError(f"{where}: {name} is {option} and is set to {shortened(also)}; give one of the two")
+            value = also if option is None else option
+            if value is not None and (type(value) is not int or value < 1):
+                raise InputError(f"{where}: {name} is {shortened(value)}; expected 1 or more")
+            found[name] = value
+        return cls(found["batch"], found["ranks"], platform_ranks or 1, rest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,17 +10,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from steptime._capture.outcome import CALLS, LAUNCHER, LETTER, PROGRAM, Outcome, ScriptTask
 from steptime._capture.turns import in_turn, many_stages, said_of_stages
 from steptime._program.load import load
 from steptime._program.program import MOST_RANKS, Program
-from steptime._program.workload import Description, Workload
+from steptime._program.workload import Description, Workload, fixed
 from steptime.errors import InputError
 
 LIMIT_S = 120.0
@@ -102,7 +103,11 @@ class RunAgain:
     script: Script
     ranks: int | None
 
-    def __call__(self, *, batch: int | None = None, ranks: int | None = None) -> Workload:
+    def __call__(
+        self, *, batch: int | None = None, ranks: int | None = None, settings: Mapping[str, Any] | None = None
+    ) -> Workload:
+        if settings:
+            raise InputError(f"{self.script.path}: {fixed(batch, ranks, settings)}")
         if batch is not None:
             raise InputError(f"{self.script.path}: {fixed_batch(batch)}")
         return self.script.workload(self.ranks if ranks is None else ranks)

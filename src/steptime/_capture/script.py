@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 from steptime._capture.vision_ops import declared_when_imported
 from steptime._garbage import no_collection
-from steptime._program.workload import Description, Workload
+from steptime._program.workload import Description, Workload, fixed
 from steptime.errors import InputError
 
 _KNOWN = ("batch", "device", "rank", "ranks")
@@ -47,7 +47,11 @@ class CaptureAgain:
     batch: int | None
     ranks: int
 
-    def __call__(self, *, batch: int | None = None, ranks: int | None = None) -> Workload:
+    def __call__(
+        self, *, batch: int | None = None, ranks: int | None = None, settings: Mapping[str, Any] | None = None
+    ) -> Workload:
+        if settings:
+            raise InputError(f"{self.function}: {fixed(batch, ranks, settings)}")
         return captured(
             self.function,
             arguments=self.arguments,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +31,16 @@ OnPlatform = Annotated[
 ]
 Batch = Annotated[int | None, Option("--batch", min=1, help="Global batch size, for a config or function.")]
 Ranks = Annotated[int | None, Option("--ranks", min=1, help="Number of ranks, for a config or function.")]
+Set = Annotated[
+    list[str] | None,
+    Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Another value of a key of a config, as parallel.fsdp=8 or tables.NAME.rows=1000 (docs/configs.md); may be given "
+        "several times. Nothing after the = takes the key away.",
+        show_default=False,
+    ),
+]
 Profiled = Annotated[
     bool, Option("--profiled", help="A recorded run with what its profiler cost, instead of as it runs without one.")
 ]
@@ -73,12 +83,26 @@ def skew_experts(factor: float | None) -> None:
         os.environ[_SKEW] = f"{factor:g}"
 
 
+def settings_of(given: Sequence[str] | None) -> dict[str, Any]:
+    """What `--set` says, by key."""
+    from steptime._build.settings import parsed
+
+    result: dict[str, Any] = {}
+    for text in given or ():
+        key, value = parsed(text)
+        if key in result:
+            raise InputError(f"--set {key} is given twice; give it once")
+        result[key] = value
+    return result
+
+
 def read(
     paths: Sequence[Path | str],
     *,
     batch: int | None = None,
     ranks: int | None = None,
     plan: Path | None = None,
+    settings: Mapping[str, Any] | None = None,
     platform_ranks: int | None = None,
     limit_s: float | None = None,
     quiet: bool = False,
@@ -89,8 +113,9 @@ def read(
     announce(str(paths[0]), quiet=quiet)
     with _progress() as progress:
         return read_workload(
-            paths, batch=batch, ranks=ranks, plan=plan, platform_ranks=platform_ranks, limit_s=limit_s, progress=progress
-        )
+            paths, batch=batch, ranks=ranks, plan=plan, settings=settings,
+            platform_ranks=platform_ranks, limit_s=limit_s, progress=progress,
+        )  # fmt: skip
 
 
 def announce(source: str, *, quiet: bool) -> None:

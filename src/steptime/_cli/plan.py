@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from steptime._cli.output import CalibrationFile, Json, show
+from steptime._cli.output import CalibrationFile, Json, Set, settings_of, show
 from steptime.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def plan(
     ],
     gpus: Annotated[int | None, Option("--gpus", help="Number of GPUs; by default the platform's.")] = None,
     batch: Annotated[int | None, Option("--batch", min=1, help="Global batch size, if not the config's.")] = None,
+    settings: Set = None,
     data: Annotated[str | None, _degree("--data", "Copies of the model, or of what FSDP shards")] = None,
     fsdp: Annotated[str | None, _degree("--fsdp", "Ranks that shard parameters; 1: none")] = None,
     tensor: Annotated[str | None, _degree("--tensor", "Ranks that share every layer's matrices")] = None,
@@ -70,6 +71,7 @@ def plan(
         platform,
         gpus=gpus,
         batch=batch,
+        settings=settings_of(settings),
         data=_numbers("--data", data),
         fsdp=_numbers("--fsdp", fsdp),
         tensor=_numbers("--tensor", tensor),

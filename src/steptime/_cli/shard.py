@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from steptime._cli.output import CalibrationFile, Json, show
+from steptime._cli.output import CalibrationFile, Json, Set, settings_of, show
 from steptime.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def shard(
         int | None, Option("--ranks", min=1, help="Number of ranks; by default the task's or the platform's.")
     ] = None,
     batch: Annotated[int | None, Option("--batch", min=1, help="Global batch size.")] = None,
+    settings: Set = None,
     fabric: Annotated[str | None, Option("--fabric", metavar="NAME", help="Another fabric; a name or a .toml file.")] = None,
     memory: Annotated[int | None, Option("--memory", min=1, metavar="BYTES", help="Memory limit of a rank.")] = None,
     headroom: Annotated[
@@ -86,7 +87,8 @@ def shard(
         raise InputError(f"{more[0]}: one task at a time; files of several days go behind --lookups")
     refuse_overwriting({"--html": html, "--torchrec": torchrec}, (task, platform, calibration, evaluate, *days))
     machine = machine_for(platform, ranks, fabric)
-    sharding_task = task_for(task, machine, ranks=ranks, batch=batch, memory_bytes=memory, headroom=headroom)
+    chosen = settings_of(settings)
+    sharding_task = task_for(task, machine, ranks=ranks, batch=batch, settings=chosen, memory_bytes=memory, headroom=headroom)
     speed = calibration_for(calibration, machine)
     if evaluate is not None:
         if days:

@@ -17,12 +17,14 @@ from steptime._cli.output import (
     OnPlatform,
     Profiled,
     Ranks,
+    Set,
     Trace,
     Traces,
     announce,
     input_files,
     print_files,
     read,
+    settings_of,
     show,
     skew_experts,
 )
@@ -51,6 +53,7 @@ def predict(
         Path | None,
         Option("--plan", metavar="FILE", help="Where a DLRM's tables go: what `steptime shard` wrote, or TorchRec's plan."),
     ] = None,
+    settings: Set = None,
     device: Annotated[str | None, Option("--device", metavar="NAME", help="Another device in the platform.")] = None,
     host: Annotated[str | None, Option("--host", metavar="NAME", help="Another host in the platform.")] = None,
     fabric: Annotated[str | None, Option("--fabric", metavar="NAME", help="Another fabric in the platform.")] = None,
@@ -91,8 +94,12 @@ def predict(
     skew_experts(expert_skew)
     outputs = {"--html": html, "--trace": trace}
     refuse_overwriting(outputs, input_files(workload, plan, platform, device, host, fabric, lookups, calibration))
+    job = read(
+        workload, batch=batch, ranks=ranks, plan=plan, settings=settings_of(settings),
+        platform_ranks=platform_ranks(platform), limit_s=limit, quiet=json,
+    )  # fmt: skip
     answer = predicted(
-        read(workload, batch=batch, ranks=ranks, plan=plan, platform_ranks=platform_ranks(platform), limit_s=limit, quiet=json),
+        job,
         platform,
         device=device,
         host=host,

@@ -36,9 +36,14 @@ class Description:
 
 
 class Rebuild(Protocol):
-    """Makes the same job again with another global batch or on other ranks; None keeps what was."""
+    """Makes the same job again with another global batch, on other ranks or with other values of a config's keys.
 
-    def __call__(self, *, batch: int | None = None, ranks: int | None = None) -> Workload:
+    None keeps what was.
+    """
+
+    def __call__(
+        self, *, batch: int | None = None, ranks: int | None = None, settings: Mapping[str, Any] | None = None
+    ) -> Workload:
         """The changed job."""
 
 
@@ -89,13 +94,15 @@ class Workload:
         """The ranks that run a program that is here, their own or another's."""
         return tuple(range(self.world_size)) if self.owners else self.ranks
 
-    def varied(self, *, batch: int | None = None, ranks: int | None = None) -> Workload:
-        """The same job with another global batch or on other ranks."""
-        if batch is None and ranks is None:
+    def varied(
+        self, *, batch: int | None = None, ranks: int | None = None, settings: Mapping[str, Any] | None = None
+    ) -> Workload:
+        """The same job with another global batch, on other ranks, or with other values of its config's keys (dotted)."""
+        if batch is None and ranks is None and not settings:
             return self
         if self.rebuild is None:
-            raise InputError(f"{self.name or 'the workload'}: {fixed(batch, ranks)}")
-        return self.rebuild(batch=batch, ranks=ranks)
+            raise InputError(f"{self.name or 'the workload'}: {fixed(batch, ranks, settings)}")
+        return self.rebuild(batch=batch, ranks=ranks, settings=settings)
 
     def save(self, path: str | Path) -> None:
         """Saves it: as one file where the path ends in `.json` or `.json.gz`, else as a folder with a file for every rank."""
@@ -127,8 +134,10 @@ class Workload:
         return tuple(rank for rank in range(self.world_size) if rank not in present)
 
 
-def fixed(batch: int | None, ranks: int | None) -> str:
-    """Why a recording cannot be had with another batch or on other ranks."""
+def fixed(batch: int | None, ranks: int | None, settings: Mapping[str, Any] | None = None) -> str:
+    """Why a recording cannot be had with another batch, on other ranks or with other settings."""
+    if settings:
+        return f"{next(iter(settings))}: only a config has keys that can be set; give one"
     asked_for = f"batch {batch}" if batch is not None else f"ranks {ranks}"
     return (
         f"{asked_for}: a recording or saved workload has the batch and the ranks it was made with; give a config or a function"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from steptime._build.config import configured, read_config
-from steptime._build.dlrm.config import DlrmConfig, Overrides
+from steptime._build.config_values import Overrides
+from steptime._build.dlrm.config import DlrmConfig
 from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.plan import TABLE_WISE, Placement, Plan
 from steptime._build.dlrm.plan_files import read_plans
@@ -26,34 +29,47 @@ def configured_in(
     ranks: int | None = None,
     plan: Path | None = None,
     platform_ranks: int | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> Workload:
-    """The workload of the config in a file, with another global batch, on other ranks or by the plan of a file.
+    """The workload of the config in a file, with other values of its keys, on other ranks or by the plan of a file.
 
     A DLRM or a list of tables that says of no ranks takes all of the platform's.
     """
-    return BuildConfig(path, plan, platform_ranks)(batch=batch, ranks=ranks)
+    return BuildConfig(path, plan, platform_ranks)(batch=batch, ranks=ranks, settings=settings)
 
 
 @dataclass(frozen=True)
 class BuildConfig:
-    """Builds the workload of a config, with any global batch and on any ranks that it allows."""
+    """Builds the workload of a config, with any values of its keys and on any ranks that it allows."""
 
     path: Path
     plan: Path | None = None
     platform_ranks: int | None = None
+    batch: int | None = None
+    ranks: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(self, *, batch: int | None = None, ranks: int | None = None) -> Workload:
-        for name, value in (("batch", batch), ("ranks", ranks)):
-            if value is not None and value < 1:
-                raise InputError(f"{self.path}: {name} is {value}; expected 1 or more")
-        config = read_config(self.path, Overrides(batch, ranks, self.platform_ranks or 1))
+    def __call__(
+        self, *, batch: int | None = None, ranks: int | None = None, settings: Mapping[str, Any] | None = None
+    ) -> Workload:
+        given = Overrides.of(self.path, batch, ranks, self.platform_ranks, settings)
+        chosen = replace(
+            self,
+            batch=self.batch if given.batch is None else given.batch,
+            ranks=self.ranks if given.ranks is None else given.ranks,
+            settings={**self.settings, **given.settings},
+        )
+        return replace(chosen._workload(), rebuild=chosen)
+
+    def _workload(self) -> Workload:
+        config = read_config(self.path, Overrides(self.batch, self.ranks, self.platform_ranks or 1, self.settings))
         if isinstance(config, Transformer):
             if self.plan is not None:
                 raise InputError(f"{self.path}: a Transformer has no tables to place; leave the plan {self.plan} out")
-            return replace(configured(_changed(config, batch, ranks)), rebuild=self)
+            return configured(config)
         if config.ranks is None:
             config = replace(config, ranks=self.platform_ranks)
-        return replace(placed(config) if self.plan is None else _by_file(config, self.plan), rebuild=self)
+        return placed(config) if self.plan is None else _by_file(config, self.plan)
 
 
 def _by_file(config: DlrmConfig, file: Path) -> Workload:
@@ -83,11 +99,3 @@ def placed(config: DlrmConfig, ranks: int | None = None) -> Workload:
 def _noted(config: DlrmConfig, built: Workload, *notes: str) -> Workload:
     """With what was taken for granted among the workload's warnings."""
     return replace(built, warnings=(*built.warnings, *config.notes, *(doubt.assumption for doubt in config.doubts), *notes))
-
-
-def _changed(config: Transformer, batch: int | None, ranks: int | None) -> Transformer:
-    if ranks is None:
-        return config if batch is None else config.with_batch(batch)
-    # By way of a batch that both rank counts divide: the config as it ends up is what has to add up.
-    between = config.with_batch(config.batch * ranks).with_ranks(ranks)
-    return replace(config, batch=config.batch if batch is None else batch, parallel=between.parallel)

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._build.config import read_dlrm_config
-from steptime._build.dlrm.config import Doubt, Overrides
+from steptime._build.config_values import Overrides
+from steptime._build.dlrm.config import Doubt
 from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.model import Dlrm, Table
 from steptime._build.dlrm.plan import GRID, SLICED, TABLE_COLUMN_WISE, TABLE_WISE, Division

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from steptime._build.config_values import MOST_WHOLE, MOST_WIDTH, Values
+from steptime._build.config_values import MOST_WHOLE, MOST_WIDTH, Overrides, Values
+from steptime._build.dlrm.constraints import KEYS as CONSTRAINTS
 from steptime._build.dlrm.constraints import Constraints, constraints_of
 from steptime._build.dlrm.model import (
     DENSE_OPTIMIZERS,
@@ -30,6 +31,7 @@ from steptime._build.dlrm.model import (
 from steptime._build.dlrm.plan import Plan
 from steptime._build.dlrm.plan_files import plans_of, read_plans
 from steptime._build.dlrm.workload import check_batch, check_kinds, dlrm_workload, generator_like, of_reuse
+from steptime._build.settings import ANY, applied
 from steptime._lookups import saved
 from steptime._lookups.generators import MOST_ROWS, Generator
 from steptime._lookups.statistics import REUSE_BINS
@@ -87,15 +89,6 @@ class Doubt:
 
 
 @dataclass(frozen=True, slots=True)
-class Overrides:
-    """What stands beside the file: another batch, other ranks, and how many ranks its platform has."""
-
-    batch: int | None = None
-    ranks: int | None = None
-    platform_ranks: int = 1
-
-
-@dataclass(frozen=True, slots=True)
 class DlrmConfig:
     """What a file says of a DLRM; `predict` and `shard` read the same. A list of tables says little more than `constraints`.
 
@@ -116,14 +109,27 @@ class DlrmConfig:
         return dlrm_workload(self.model, self.ranks or 1, self.plan if plan is None else plan)
 
 
+def keys() -> tuple[str, ...]:
+    """All keys of a config, dotted; a star stands for a table of the list, or for the name of one."""
+    named = [f"constraints.{key}.{ANY}" for key in ("pinned", "kinds_of", "min_partition", "max_partition")]
+    constraints = [f"constraints.{key}" for key in CONSTRAINTS]
+    inner = {"skew": _SKEW_TYPES, "statistics": _HISTOGRAM_KEYS}
+    tables = [*_TABLE_KEYS, *(f"{key}.{each}" for key, known in inner.items() for each in known)]
+    own = [key for key in _KEYS if key != "kind"]
+    return (*own, *(f"tables.{ANY}.{key}" for key in tables), f"plan.{ANY}", *constraints, *named)
+
+
 def dlrm_of(
     values: Mapping[str, Any], where: str = "DLRM config", folder: Path = Path(), overrides: Overrides | None = None
 ) -> DlrmConfig:
     """The config in plain values; `where` is said in errors. Other ranks than the config's leave its plan aside."""
+    changed = overrides or Overrides()
+    values = applied(values, changed.settings, keys(), where)
+    if changed.ranks is not None and any(key == "plan" or key.startswith("plan.") for key in changed.settings):
+        values["ranks"] = changed.ranks  # a plan that is set is for the ranks that are asked for
     section = Values(values, where)
     section.expect(_KEYS, _REQUIRED)
     section.choice("kind", (KIND,), KIND)
-    changed = overrides or Overrides()
     batch = section.whole("batch", 1, MOST_BATCH) if changed.batch is None else changed.batch
     model = Dlrm(
         name=section.text("name") if "name" in values else Path(where).stem,

@@ -11,7 +11,9 @@ from steptime._build.dlrm.model import Table
 from steptime._build.dlrm.plan import KINDS, TABLE_WISE, USUAL_KINDS, Plan
 from steptime.errors import InputError
 
-_KEYS = ("memory_bytes", "headroom", "pinned", "kinds", "kinds_of", "min_partition", "max_partition")
+KEYS = ("memory_bytes", "headroom", "pinned", "kinds", "kinds_of", "min_partition", "max_partition")
+"""Of `[constraints]`."""
+
 OF_TABLES = ("pinned", "kinds", "min_partition", "max_partition")
 """Columns of a list of tables."""
 
@@ -76,7 +78,7 @@ class Constraints:
 
 def constraints_of(section: Values) -> Constraints:
     """`[constraints]` of a config."""
-    section.expect(_KEYS)
+    section.expect(KEYS)
     pinned, kinds_of = section.table("pinned"), section.table("kinds_of").values
     least, most = section.table("min_partition"), section.table("max_partition")
     return Constraints(

@@ -18,8 +18,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from steptime._build.config_values import MOST_WIDTH, Values
-from steptime._build.dlrm.config import DlrmConfig, Doubt, Overrides, check_names, generator_of
+from steptime._build.config_values import MOST_WIDTH, Overrides, Values
+from steptime._build.dlrm.config import DlrmConfig, Doubt, check_names, generator_of
 from steptime._build.dlrm.constraints import OF_TABLES, constraints_of_tables
 from steptime._build.dlrm.model import TABLE_DTYPES, Dlrm, Table
 from steptime._lookups.generators import MOST_ROWS

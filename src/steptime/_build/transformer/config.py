@@ -5,15 +5,15 @@ Every mistake is one line that says which values do not go together.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from steptime._build.config_values import Values
+from steptime._build.config_values import Overrides, Values
+from steptime._build.settings import applied
 from steptime._build.transformer.config_checks import wrong_config
 from steptime._build.transformer.fp8 import FEW_BITS, RECIPES
-from steptime._build.transformer.parallelism import DEGREES, Parallelism
+from steptime._build.transformer.parallelism import DEGREES, Parallelism, resized
 from steptime._build.transformer.parts import PATTERN, Experts, LatentAttention, Lora, Mamba
 from steptime._build.transformer.recompute import FULL, NONE
 from steptime.errors import InputError
@@ -233,17 +233,8 @@ class Transformer:
 
     def with_ranks(self, ranks: int) -> Transformer:
         """The same job on so many ranks: they share the batch as before, and everything else stays as it is."""
-        parallel = self.parallel
-        kept = {key: getattr(parallel, key) for key in ("tensor", "context", "pipeline")}
-        if parallel.fsdp > 1 and parallel.data > 1:
-            kept["fsdp"] = parallel.fsdp
-        multiple = math.prod(kept.values())
-        if ranks < 1 or ranks % multiple:
-            sizes = " and ".join(f"parallel.{key} = {size}" for key, size in kept.items() if size > 1)
-            raise InputError(f"{self.title}: {ranks} ranks with {sizes or 'one replica'}; give a multiple of {multiple}")
-        replicas = ranks // multiple
-        shards = parallel.fsdp > 1 and parallel.data == 1
-        return replace(self, parallel=replace(parallel, fsdp=replicas) if shards else replace(parallel, data=replicas))
+        sizes = {key: getattr(self.parallel, key) for key in DEGREES}
+        return replace(self, parallel=replace(self.parallel, **resized(sizes, ranks, self.title)))
 
     @property
     def title(self) -> str:
@@ -281,6 +272,35 @@ class Transformer:
                 "give sizes that multiply to the ranks, or leave ranks out"
             )
         return result
+
+
+def keys() -> tuple[str, ...]:
+    """All keys of a config, dotted."""
+    own = [field.name for field in fields(Transformer)] + ["ranks"]
+    inner = {"parallel": Parallelism(), **{key: made() for key, made in _TABLES.items()}}
+    return (*own, *(f"{key}.{each.name}" for key, table in inner.items() for each in fields(table)))
+
+
+def with_overrides(values: Mapping[str, Any], overrides: Overrides, where: str) -> dict[str, Any]:
+    """The values of a file with other ones: its settings, its batch, and its parallelism on other ranks.
+
+    Sizes that are set stay as they are set; ranks that no option says are then those of the file.
+    """
+    result = applied(values, overrides.settings, keys(), where)
+    if overrides.batch is not None:
+        result["batch"] = overrides.batch
+    chosen = [each for each in DEGREES if f"parallel.{each}" in overrides.settings]
+    if isinstance(overrides.settings.get("parallel"), Mapping):
+        chosen += [each for each in DEGREES if each in overrides.settings["parallel"]]
+    ranks = overrides.ranks if overrides.ranks is not None or not chosen else result.get("ranks")
+    parallel = result.get("parallel", {})
+    if type(ranks) is not int or not isinstance(parallel, Mapping):
+        return result
+    sizes = {key: parallel[key] for key in DEGREES if key in parallel}
+    if all(type(size) is int and size > 0 for size in sizes.values()):
+        result.pop("ranks", None)
+        result["parallel"] = {**parallel, **resized(sizes, ranks, where, chosen)}
+    return result
 
 
 def _table(checked: Values, key: str) -> _Table:

@@ -8,10 +8,11 @@ its own: the ranks of a stage that share everything else hold different experts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
 
 from steptime._build.emit.writer import CONTEXT, DATA, EXPERT, EXPERT_DATA, FSDP, TENSOR
+from steptime.errors import InputError
 
 Groups = Mapping[str, tuple[tuple[int, ...], ...]]
 """Per name, the sets of ranks that meet under it."""
@@ -122,6 +123,26 @@ def groups_of(parallel: Parallelism) -> dict[str, tuple[tuple[int, ...], ...]]:
         for name, sets in within.items()
         if len(sets[0]) > 1
     }
+
+
+def resized(sizes: Mapping[str, int], ranks: int, where: str, chosen: Collection[str] = ()) -> dict[str, int]:
+    """What `data` and `fsdp` become on so many ranks: they share the batch as before, and everything else stays as it is.
+
+    `sizes` are those of the degrees, 1 where one is missing. Those that are `chosen` stay, whatever they are.
+    """
+    degree = {key: sizes.get(key, 1) for key in DEGREES if key != "expert"}
+    shards = degree["fsdp"] > 1 and (degree["data"] == 1 or "data" in chosen) and "fsdp" not in chosen
+    grows = "fsdp" if shards else "data"
+    kept = {key: size for key, size in degree.items() if key != grows and (key != "data" or key in chosen)}
+    multiple = math.prod(kept.values())
+    if grows in chosen and ranks == multiple * degree[grows]:
+        return {key: degree[key] for key in ("data", "fsdp")}
+    if ranks < 1 or ranks % multiple or grows in chosen:
+        said = kept | ({grows: degree[grows]} if grows in chosen else {})
+        text = " and ".join(f"parallel.{key} = {size}" for key, size in said.items() if size > 1)
+        wanted = f"they make {math.prod(said.values())}" if grows in chosen else f"give a multiple of {multiple}"
+        raise InputError(f"{where}: {ranks} ranks with {text or 'one replica'}; {wanted}")
+    return {"data": kept.get("data", 1), "fsdp": kept.get("fsdp", 1), grows: ranks // multiple}
 
 
 def _strided(ranks: int, size: int, stride: int) -> list[tuple[int, ...]]:
