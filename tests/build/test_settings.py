@@ -52,9 +52,9 @@ def config(folder: Path, text: str, ranks: int | None = None, **settings: Any) -
 def test_a_setting_is_as_if_the_file_said_it(tmp_path: Path) -> None:
     said = config(tmp_path, TRANSFORMER.replace("layers = 2", "layers = 6"))
     assert config(tmp_path, TRANSFORMER, layers=6) == said
-    fewer = config(tmp_path, TRANSFORMER, settings={"parallel.data": 2, "experts.count": 4, "recompute": "selective"})
+    fewer = config(tmp_path, TRANSFORMER, settings={"parallel.data": 2, "experts.count": 4, "bias": False})
     assert isinstance(fewer, Transformer)
-    assert (fewer.parallel.data, fewer.experts.count, fewer.recompute) == (2, 4, "selective")
+    assert (fewer.parallel.data, fewer.experts.count, fewer.bias) == (2, 4, False)
 
 
 def test_tables_are_set_by_place_by_name_and_all_at_once(tmp_path: Path) -> None:

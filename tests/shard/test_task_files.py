@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ skew = { kind = "uniform" }
 CSV = "name,rows,dim,pooling_factor,kind,alpha\nuser,1000,32,3.5,zipf,1.1\nitem,2_000,16,20,uniform,\n"
 
 
-def task(tmp_path: Path, text: str, name: str = "task.toml", **asked: int) -> Task:
+def task(tmp_path: Path, text: str, name: str = "task.toml", **asked: Any) -> Task:
     file = tmp_path / name
     file.write_text(text, encoding="utf-8")
     return read_task(file, Overrides(platform_ranks=4, **asked))

@@ -234,7 +234,8 @@ class Transformer:
     def with_ranks(self, ranks: int) -> Transformer:
         """The same job on so many ranks: they share the batch as before, and everything else stays as it is."""
         sizes = {key: getattr(self.parallel, key) for key in DEGREES}
-        return replace(self, parallel=replace(self.parallel, **resized(sizes, ranks, self.title)))
+        chosen = resized(sizes, ranks, self.title)
+        return replace(self, parallel=replace(self.parallel, data=chosen["data"], fsdp=chosen["fsdp"]))
 
     @property
     def title(self) -> str:
