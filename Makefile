@@ -17,7 +17,7 @@ TORCHREC_READY := $(TORCHREC_VENV)/.ready
 DEMO_TRACE := out/demo.trace.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-torchrec browser lint format check bench capture-models check-gpu clean
+.PHONY: help demo test test-slow test-torchrec browser lint format check docs dist bench capture-models check-gpu clean
 
 help:  ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -51,6 +51,12 @@ format: $(READY)  ## put the sources into shape
 	$(BIN)/ruff check --fix .
 
 check: lint test  ## what has to pass before a change goes in
+
+docs: $(READY)  ## the site of the documentation, in out/site; a warning or a broken link is an error
+	$(BIN)/python scripts/site/build.py
+
+dist: $(READY)  ## wheels and source archives of both packages, in dist, tried out in an empty environment
+	scripts/dist.sh $(BIN)/python
 
 bench: $(BENCH_READY)  ## speed and accuracy beside the rivals, a script each
 	@set -e; for script in $(sort $(wildcard benchmarks/[a-z]*.py)); do echo "== $$script"; $(BIN)/python $$script; done
