@@ -71,7 +71,7 @@ def sections() -> list[Section]:
             lambda key, value: dlrm.dlrm_of({**DLRM, "tables": [{**TABLE, "skew": {**skew, key: value}}]}),
         ),
         Section(
-            "dlrm_constraints", "`[constraints]` of a DLRM", constraints._KEYS, (), _defaults(constraints.Constraints),
+            "dlrm_constraints", "`[constraints]` of a DLRM", constraints.KEYS, (), _defaults(constraints.Constraints),
             lambda key, value: dlrm.dlrm_of({**DLRM, "constraints": {key: value}}),
         ),
         Section(

@@ -38,7 +38,7 @@ def test_every_command_and_option_is_on_the_page_of_commands() -> None:
         assert f"\n## {name}\n" in page
         if name not in commands.OWN_PARSERS:
             for key, _, shown, _ in commands._parameters(info.callback):
-                option = hasattr(shown, "is_flag")
+                option = isinstance(shown, commands.OptionInfo)
                 names = commands.spellings(shown) if option else [shown.metavar or key.upper()]
                 assert names and all(f"`{each}`" in page for each in names)
 
