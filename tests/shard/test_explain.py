@@ -15,6 +15,7 @@ from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, KINDS, ROW_WISE, TABLE_WISE, Plan
 from steptime._build.dlrm.workload import dlrm_workload
 from steptime._platforms.platform import Platform
+from steptime._report.answers import Sharding
 from steptime._report.shard.document import evaluated_document, shard_document
 from steptime._report.shard.html import shard_page
 from steptime._shard.evaluator import Evaluator
@@ -64,11 +65,13 @@ def test_the_interval_holds_the_step_and_the_gain_its_share() -> None:
 
 def test_the_document_has_the_stable_keys() -> None:
     found, why = answered()
-    document = shard_document(found, why, PLATFORM.name)
+    document = shard_document(Sharding(found, why, PLATFORM))
     assert {"schema_version", "warnings", "best", "alternatives", "rules", "searched_plans", "seconds"} <= set(document)
     assert set(document["best"]) >= {"plan", "step_time_ms", "interval_ms"}
     assert document["best"]["plan"]["t000"] == [2]
     assert document["rules"]["naive"] >= document["best"]["step_time_ms"]
+    assert document["verdict"]["fits"] is True
+    assert document["samples_per_s"] == pytest.approx(1e3 * TASK.model.batch / document["best"]["step_time_ms"])
 
 
 def test_given_plans_come_fastest_first_with_the_searched_steps() -> None:
@@ -84,7 +87,8 @@ def test_given_plans_come_fastest_first_with_the_searched_steps() -> None:
 
 def test_the_page_escapes_names_and_needs_no_network() -> None:
     found, why = answered()
-    text = shard_page(found, why, "<script>alert(1)</script>")
+    named = replace(PLATFORM, parts=replace(PLATFORM.parts, name="<script>alert(1)</script>"))
+    text = shard_page(Sharding(found, why, named))
     assert "<script" not in text
     assert "&lt;script&gt;" in text
     assert "http://" not in text

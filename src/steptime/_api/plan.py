@@ -19,7 +19,10 @@ from steptime._plan.search import search
 from steptime._plan.space import Choices
 from steptime._platforms.calibration import Calibration
 from steptime._platforms.platform import Platform
+from steptime._platforms.situation import situation_of
+from steptime._report.cost import checked_price
 from steptime._report.plan import Planned
+from steptime._sim.modelled.prediction import known_of
 from steptime.errors import InputError
 
 # Keys of a config that a search chooses, besides [parallel].
@@ -70,16 +73,17 @@ def plan(
             f"--gpus {ranks}: platform {machine.name} joins {machine.ranks}; choose one that joins as many, as `steptime "
             f"platforms` lists them, or --gpus {machine.ranks}"
         )
-    if price is not None and not 0 <= price < float("inf"):
-        raise InputError(f"--price {price:g}: expected 0 or more per GPU and hour")
+    checked_price(price)
+    speed = calibration_for(calibration, machine)
     choices = Choices(
         data, fsdp, tensor, pipeline, context, expert, chunks, zero,
         None if sequence is None else (sequence,), micro_batch, recompute,
     )  # fmt: skip
-    evaluator = LayoutEvaluator(_model(model, batch, settings or {}), machine.parts, calibration_for(calibration, machine))
+    evaluator = LayoutEvaluator(_model(model, batch, settings or {}), machine.parts, speed)
     limit = _limit(machine, memory_bytes, headroom)
     found = search(evaluator, ranks, choices, limit_bytes=limit, executor=executor)
-    return Planned(found, compared(found), machine.name, limit, price)
+    situation = situation_of(machine, known_of(machine, speed)).name
+    return Planned(found, compared(found), machine.name, limit, price, situation)
 
 
 def _model(model: str | Path | Transformer, batch: int | None, settings: Mapping[str, Any]) -> Transformer:

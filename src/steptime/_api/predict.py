@@ -14,6 +14,7 @@ from steptime._platforms.device import Device
 from steptime._platforms.platform import Platform, platform_parts
 from steptime._program.workload import Workload
 from steptime._report.answers import Prediction, Replayed
+from steptime._report.cost import checked_price
 from steptime._sim.modelled.prediction import predict_on
 from steptime._whatif.grammar import parse_all
 from steptime.errors import InputError
@@ -44,6 +45,7 @@ def predict(
     strict: bool = False,
     what_if: Sequence[str] = (),
     profiled: bool = False,
+    price: float | None = None,
 ) -> Prediction:
     """Predict the steady-state step of a workload, or of anything `read` takes.
 
@@ -53,8 +55,10 @@ def predict(
     `lookups` says what ranks look up in their tables, `calibration` how fast the machine is (`steptime calibrate` writes it).
     `strict`: an op without a model raises `UnsupportedError` instead of being a labelled guess. `what_if` are changes, as
     "matmul * 0.5": the answer is the step with all of them, and its `what_if` says what each saves. `profiled`: a recorded run
-    with what its profiler cost, as recorded, instead of as it runs without one.
+    with what its profiler cost, as recorded, instead of as it runs without one. `price` is what one GPU
+    costs for an hour: the answer then says what steps cost.
     """
+    checked_price(price)
     changes = parse_all(what_if)
     workload = read(source, batch=batch, ranks=ranks, plan=plan, settings=settings, platform_ranks=platform_ranks(platform))
     if lookups is not None:
@@ -67,11 +71,12 @@ def predict(
         if workload.lookups is None:
             from steptime._sim.prediction import predict as predict_recorded
 
-            return _answered(predict_recorded(workload, profiled=profiled), changes)
+            return _answered(replace(predict_recorded(workload, profiled=profiled), price=price), changes)
         from steptime._sim.recorded.lookup_scenarios import predict_iterations
 
         table_device = Device.load(str(device or DEVICE))
-        return _answered(predict_iterations(workload, workload.lookups, table_device, profiled=profiled), changes)
+        step = predict_iterations(workload, workload.lookups, table_device, profiled=profiled)
+        return _answered(replace(step, price=price), changes)
     machine = platform_for(platform, workload.world_size, device=device, host=host, fabric=fabric)
     speed = calibration_for(calibration, machine)
     if power_cap_w is not None:
@@ -80,7 +85,8 @@ def predict(
     _check_profiled(workload, host, profiled=profiled)
 
     def predicted(job: Workload) -> PredictedStep:
-        return predict_on(job, machine, calibration=speed, strict=strict, profiled=profiled, other_host=host is not None)
+        step = predict_on(job, machine, calibration=speed, strict=strict, profiled=profiled, other_host=host is not None)
+        return replace(step, price=price)
 
     return _answered(predicted(workload), changes, machine, predicted)
 

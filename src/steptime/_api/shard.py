@@ -12,6 +12,7 @@ from steptime._build.config_values import Overrides
 from steptime._platforms.calibration import Calibration
 from steptime._platforms.platform import Platform
 from steptime._report.answers import Sharding
+from steptime._report.cost import checked_price
 from steptime._shard.days import OBJECTIVES, WORST, day_models, search_days
 from steptime._shard.evaluator import Evaluator
 from steptime._shard.explain import explain
@@ -36,6 +37,7 @@ def shard(
     evaluations: int | None = None,
     lookups: Sequence[str | Path] = (),
     objective: str = WORST,
+    price: float | None = None,
 ) -> Sharding:
     """Search for the fastest plan of a task on a platform, and explain it.
 
@@ -43,7 +45,9 @@ def shard(
     `batch`, `settings` (keys of a config, dotted), `memory_bytes` (of a rank, at most) and `headroom` (a share of it that is
     left free) change it, `fabric` the platform; `budget_s` and `evaluations` bound the search. `lookups` are files of
     statistics, of a day each: the plan is then the best on their `worst` or on their `mean`, as the objective says.
+    `price` is what one GPU costs for an hour.
     """
+    checked_price(price)
     machine = machine_for(platform, ranks, fabric)
     sharding_task = task_for(
         task, machine, ranks=ranks, batch=batch, settings=settings, memory_bytes=memory_bytes, headroom=headroom
@@ -55,10 +59,10 @@ def shard(
     if not lookups:
         evaluator = Evaluator(sharding_task.model, machine, sharding_task.ranks, calibration=speed)
         searched = search(sharding_task, machine, budget, evaluator=evaluator)
-        return Sharding(searched, explain(searched, evaluator), machine)
+        return Sharding(searched, explain(searched, evaluator), machine, price=price)
     models = day_models([Path(file) for file in lookups], sharding_task.model)
     found = search_days(replace(sharding_task, doubts=()), machine, models, objective, budget, speed)
-    return Sharding(found.searched, explain(found.searched, found.longest), machine, found.days)
+    return Sharding(found.searched, explain(found.searched, found.longest), machine, found.days, price)
 
 
 def machine_for(platform: str | Path | Platform, ranks: int | None, fabric: str | Path | None = None) -> Platform:

@@ -54,6 +54,11 @@ CalibrationFile = Annotated[
     Option("--calibration", metavar="FILE", help="Calibration of the machine, written by `steptime calibrate`."),
 ]
 
+Price = Annotated[
+    float | None,
+    Option("--price", metavar="DOLLARS", help="Of one GPU for an hour: adds what steps cost.", show_default=False),
+]
+
 Limit = Annotated[
     float | None,
     Option("--limit", metavar="SECONDS", help="How long a training script may run (120 if not given).", show_default=False),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from steptime._cli.output import CalibrationFile, Json, Set, settings_of, show
+from steptime._cli.output import CalibrationFile, Json, Price, Set, settings_of, show
 from steptime.errors import InputError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def plan(
     headroom: Annotated[
         float, Option("--headroom", min=0.0, max=0.99, metavar="SHARE", help="Share of a rank's memory left free.")
     ] = 0.0,
-    price: Annotated[float | None, Option("--price", min=0.0, help="Of one GPU for an hour: adds what tokens cost.")] = None,
+    price: Price = None,
     fabric: Annotated[str | None, Option("--fabric", metavar="NAME", help="Another fabric; a name or a .toml file.")] = None,
     calibration: CalibrationFile = None,
     json: Json = False,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from steptime._cli.output import CalibrationFile, Json, Set, settings_of, show
+from steptime._cli.output import CalibrationFile, Json, Price, Set, settings_of, show
 from steptime.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def shard(
     headroom: Annotated[
         float | None, Option("--headroom", min=0.0, max=0.99, metavar="SHARE", help="Share of a rank's memory left free.")
     ] = None,
+    price: Price = None,
     calibration: CalibrationFile = None,
     budget: Annotated[
         float | None, Option("--budget", min=0.0, metavar="S", help="Time limit of the search, in seconds.")
@@ -112,6 +113,7 @@ def shard(
         evaluations=evaluations,
         lookups=days,
         objective=objective,
+        price=price,
     )
     if html is not None:
         answer.html(html)
@@ -119,7 +121,7 @@ def shard(
         write_output(torchrec, dumps(answer.torchrec()))
 
     def said(console: Console) -> None:
-        print_shard(console, answer.searched, answer.explained, machine.name, answer.days)
+        print_shard(console, answer)
         print_files(console, html, torchrec)
 
     show(json, answer.to_dict, said)

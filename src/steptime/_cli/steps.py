@@ -15,6 +15,7 @@ from steptime._cli.output import (
     Json,
     Limit,
     OnPlatform,
+    Price,
     Profiled,
     Ranks,
     Set,
@@ -60,6 +61,7 @@ def predict(
     power_cap: Annotated[
         float | None, Option("--power-cap", metavar="WATTS", help="What each card may draw, if not what its data sheet says.")
     ] = None,
+    price: Price = None,
     lookups: Annotated[
         Path | None,
         Option("--lookups", metavar="FILE", help="What each rank looks up in its tables, for one or more iterations."),
@@ -110,6 +112,7 @@ def predict(
         strict=strict,
         what_if=what_if or (),
         profiled=profiled,
+        price=price,
     )
     if trace is not None:
         answer.trace(trace)

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from steptime._files import write_output
 from steptime._platforms.platform import Platform
 from steptime._program.program import CallKind
+from steptime._report.cost import Cost, cost_of
 from steptime._report.json import SCHEMA_VERSION, Document, prediction_document, rounded
+from steptime._report.verdict import Certainty, Fit, Verdict, verdict_of
 from steptime._report.words import interval_words, signed_percent, span_words, time_ms
 from steptime._sim.explain.activity import Window
 from steptime._sim.prediction import PredictedStep, explain
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from steptime._shard.days import Days
-    from steptime._shard.explain import Explained
+    from steptime._shard.explain import Explained, PlanReasons
     from steptime._shard.search import Searched
     from steptime._sim.recorded.replay import Replay, StepReplay
 
@@ -36,11 +38,22 @@ class Prediction(PredictedStep):
         """The same step as an answer."""
         return cls(**{each.name: getattr(step, each.name) for each in fields(step)})
 
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it fits, what binds it, and how sure that is."""
+        return verdict_of(self)
+
+    @property
+    def cost(self) -> Cost | None:
+        """What steps cost at the price that was given; None without one."""
+        return cost_of(self)
+
     def __repr__(self) -> str:
         where = ("as recorded" if self.profiled else "as run") if self.platform is None else f"on {self.platform}"
         mfu = "" if self.mfu is None else f", MFU {100 * self.mfu:.1f} %"
         name = self.workload.name or "workload"
-        return f"<Prediction {name} {where}: {time_ms(self.step_time_ms)} ms per step, {span_words(self)}{mfu}>"
+        step = f"{'DOES NOT FIT, ' * (self.verdict.fits is False)}{time_ms(self.step_time_ms)} ms per step"
+        return f"<Prediction {name} {where}: {step}, {span_words(self)}{mfu}>"
 
     def to_dict(self) -> Document:
         """What `steptime predict --json` writes."""
@@ -120,6 +133,11 @@ class Replayed:
         prediction = replace(prediction, profiled=True)
         return cls(prediction, played.steps, fmean(recorded_ms), ms(mean_ns) / fmean(recorded_ms) - 1, unprofiled)
 
+    @property
+    def verdict(self) -> Verdict:
+        """What binds the replayed step, and the range of the recorded ones."""
+        return verdict_of(self.prediction)
+
     def __repr__(self) -> str:
         name = self.prediction.workload.name or "workload"
         return f"<Replayed {name}: {time_ms(self.prediction.step_time_ms)} ms per step, recorded {self._recorded}>"
@@ -161,6 +179,7 @@ class Sharding:
     explained: Explained
     platform: Platform
     days: Days | None = None  # where the lookups of several days were given
+    price: float | None = None  # of one GPU for an hour
 
     @property
     def plan(self) -> dict[str, list[int]]:
@@ -178,6 +197,24 @@ class Sharding:
         low, high = (factor * self.step_time_ms for factor in self.explained.interval)
         return low, high
 
+    @property
+    def verdict(self) -> Verdict:
+        """That the best plan fits, what binds it, and how sure that is."""
+        return plan_verdict(self.explained.best)
+
+    @property
+    def samples_per_s(self) -> float:
+        """That all ranks together train on with the best plan."""
+        return 1e3 * self.searched.task.model.batch / self.step_time_ms
+
+    @property
+    def cost(self) -> Cost | None:
+        """What steps of the best plan cost at the price that was given; None without one."""
+        if self.price is None:
+            return None
+        model, gpus = self.searched.task.model, self.searched.task.ranks / self.platform.device.limits.share
+        return Cost(self.price, gpus, self.step_time_ms / 1e3, model.batch)
+
     def __repr__(self) -> str:
         task = self.searched.task
         what = f"{task.model.name}: {len(task.tables)} tables on {task.ranks} ranks of {self.platform.name}"
@@ -187,7 +224,7 @@ class Sharding:
         """What `steptime shard --json` writes."""
         from steptime._report.shard.document import shard_document
 
-        return plain(shard_document(self.searched, self.explained, self.platform.name, self.days))
+        return plain(shard_document(self))
 
     def to_table(self) -> pa.Table:
         """A row for every plan: the best, its runners-up and the usual rules."""
@@ -203,13 +240,20 @@ class Sharding:
         """Writes the page of `steptime shard --html`."""
         from steptime._report.shard.html import shard_page
 
-        write_output(Path(path), shard_page(self.searched, self.explained, self.platform.name, self.days))
+        write_output(Path(path), shard_page(self))
 
     def torchrec(self) -> Document:
         """The best plan as TorchRec's ShardingPlan, plain values."""
         from steptime._build.dlrm.plan_files import torchrec_document
 
         return plain(torchrec_document(self.searched.best.plan, self.searched.task.tables))
+
+
+def plan_verdict(why: PlanReasons) -> Verdict:
+    """Of one plan of a sharding task."""
+    fullest = max(why.ranks, key=lambda rank: rank.used_bytes - rank.limit_bytes)
+    certainty = Certainty.around(1.0, why.interval, why.situation)
+    return Verdict(Fit(fullest.rank, fullest.used_bytes, fullest.limit_bytes, {}), why.bound_by, certainty)
 
 
 @dataclass(frozen=True)

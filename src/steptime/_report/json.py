@@ -7,6 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from steptime._models.power.card import StepPower
+from steptime._report.cost import cost_document, cost_of
+from steptime._report.verdict import verdict_of
 from steptime._sim.prediction import Iterations, PredictedStep
 
 # Changes when a key is removed or changes its meaning; new keys may appear without.
@@ -29,6 +31,7 @@ def prediction_document(prediction: PredictedStep) -> Document:
     iterations = {} if prediction.iterations is None else {"iterations": iterations_document(prediction.iterations)}
     return {
         "schema_version": SCHEMA_VERSION,
+        "verdict": verdict_of(prediction).to_dict(),
         "step_time_ms": prediction.step_time_ms,
         "platform": prediction.platform,
         "interval_ms": list(prediction.interval_ms),
@@ -71,11 +74,12 @@ def _asked(prediction: PredictedStep) -> Document:
         "flop": prediction.flop,
         "mfu": prediction.mfu,
         "hfu": prediction.hfu,
-        **_power(prediction.power),
+        **power_document(prediction.power),
+        **cost_document(cost_of(prediction)),
     }
 
 
-def _power(power: StepPower | None) -> Document:
+def power_document(power: StepPower | None) -> Document:
     """Means over the cards, energy of all of them in one step; None where nobody knows what they draw."""
     if power is None:
         return dict.fromkeys(("power_w", "clock_hz", "energy_j", "power_cap_w", "power_capped"))

@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING
 
 from steptime._files import write_output
 from steptime._plan.evaluate import Played
-from steptime._plan.explain import Comparison
+from steptime._plan.explain import Comparison, bound_by
 from steptime._plan.files import config_text, torchtitan_text
 from steptime._plan.search import FoundLayouts
 from steptime._report.answers import plain, table_of
+from steptime._report.cost import Cost, cost_document
 from steptime._report.json import SCHEMA_VERSION, Document
+from steptime._report.verdict import Certainty, Fit, Verdict
 from steptime._report.words import interval_words, time_ms
-from steptime._units import ms
+from steptime._units import NS_PER_S, ms
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 SHOWN = 10
-_HOUR_S, _TRILLION = 3600.0, 1e12
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,6 +34,7 @@ class Planned:
     platform: str
     limit_bytes: int
     price: float | None = None  # of a GPU for an hour
+    situation: str | None = None  # what is known of the machine
 
     @property
     def step_time_ms(self) -> float:
@@ -58,11 +60,19 @@ class Planned:
         """Of all GPUs together."""
         return self.found.model.batch * self.found.model.sequence / (played.step_ns / 1e9)
 
-    def cost(self, played: Played) -> float | None:
-        """Of a trillion tokens."""
+    def cost(self, played: Played) -> Cost | None:
+        """Of steps of a layout; None without a price."""
+        model = self.found.model
         if self.price is None:
             return None
-        return self.price * self.found.gpus * _TRILLION / self.tokens_per_s(played) / _HOUR_S
+        return Cost(self.price, self.found.gpus, played.step_ns / NS_PER_S, model.batch, model.sequence)
+
+    @property
+    def verdict(self) -> Verdict:
+        """That the best layout fits, what binds it, and how sure that is."""
+        best = self.found.best
+        certainty = Certainty.around(best.step_ns, best.interval_ns, self.situation)
+        return Verdict(Fit(None, best.peak_bytes, self.limit_bytes, {}), bound_by(best), certainty)
 
     def warnings(self) -> Iterator[str]:
         """What a reader should know before trusting the winner."""
@@ -112,6 +122,7 @@ def plan_document(planned: Planned) -> Document:
     ]
     return {
         "schema_version": SCHEMA_VERSION,
+        "verdict": planned.verdict.to_dict(),
         "model": model.title,
         "platform": planned.platform,
         "gpus": found.gpus,
@@ -157,7 +168,7 @@ def _figures(planned: Planned, played: Played) -> Document:
         "peak_bytes": played.peak_bytes,
         "mfu": played.mfu,
         "energy_j": played.energy_j,
-        "cost_per_trillion_tokens": planned.cost(played),
+        **cost_document(planned.cost(played)),
     }
 
 

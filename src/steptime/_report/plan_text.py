@@ -9,8 +9,10 @@ from rich.console import Console
 from rich.text import Text
 
 from steptime._plan.evaluate import Played
+from steptime._report.cost import money
 from steptime._report.layout import print_heading, print_line, print_numbers, print_section, print_title, print_warnings
 from steptime._report.plan import SHOWN, Planned
+from steptime._report.text import print_verdict
 from steptime._report.words import interval_words, percent, quantity, rate, size_words, time_ms
 from steptime._units import ms
 
@@ -27,11 +29,12 @@ def print_plan(console: Console, planned: Planned) -> None:
     print_heading(console, "plan", model.title, f"{found.gpus} GPUs of {planned.platform}", what)
     line = Text().append("Best layout  ", style="bold").append(str(best.layout), style="bold green")
     print_title(console, line)
-    print_line(console, "Step", f"{time_ms(ms(best.step_ns))} ms   {interval_words(*planned.interval_ms)}")
+    print_verdict(console, "Step time", planned.step_time_ms, planned.verdict, interval_words(*planned.interval_ms))
     print_line(console, "Speed", ", ".join(speed_words(planned, best)), spaced=False)
-    room = f"{size_words(best.peak_bytes)} of {size_words(planned.limit_bytes)}"
-    print_line(console, "Memory", f"{room} on the fullest GPU", spaced=False)
-    print_line(console, "Sure", sure_words(planned), spaced=False)
+    cost = planned.cost(best)
+    if cost is not None:
+        print_line(console, "Cost", cost.text, spaced=False)
+    print_line(console, "Winner", sure_words(planned), spaced=False)
     print_section(console, "Where its step goes", "of the busiest stage; wires where nothing hides them")
     print_numbers(console, ("part", "ms", "share"), part_cells(best))
     if planned.comparison is not None:
@@ -56,9 +59,7 @@ def speed_words(planned: Planned, played: Played) -> list[str]:
     """What people compare."""
     words = [f"{rate(planned.tokens_per_s(played))} tokens/s"]
     words += [] if played.mfu is None else [f"MFU {100 * played.mfu:.1f} %"]
-    words += [] if played.energy_j is None else [f"{quantity(played.energy_j)}J a step"]
-    cost = planned.cost(played)
-    return words + ([] if cost is None else [f"{cost:,.0f} per trillion tokens at {planned.price:g} per GPU hour"])
+    return words + ([] if played.energy_j is None else [f"{quantity(played.energy_j)}J a step"])
 
 
 def sure_words(planned: Planned) -> str:
@@ -95,7 +96,16 @@ def difference_cells(planned: Planned) -> list[tuple[str, str]]:
 
 
 def _heads(planned: Planned) -> Sequence[str]:
-    return ("layout", "step ms", "more", "tokens/s", "MFU", "memory", "P", *(("cost",) if planned.price is not None else ()))
+    return (
+        "layout",
+        "step ms",
+        "more",
+        "tokens/s",
+        "MFU",
+        "memory",
+        "P",
+        *(("$ per trillion\ntokens",) if planned.price is not None else ()),
+    )
 
 
 def _row(planned: Planned, place: int) -> tuple[str, ...]:
@@ -109,7 +119,7 @@ def _row(planned: Planned, place: int) -> tuple[str, ...]:
         "" if played.mfu is None else f"{100 * played.mfu:.1f} %",
         size_words(played.peak_bytes),
         percent(chance),
-        *(() if cost is None else (f"{cost:,.0f}",)),
+        *(() if cost is None else (money(cost.per_trillion_tokens or 0.0),)),
     )
 
 

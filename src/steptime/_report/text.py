@@ -26,26 +26,26 @@ from steptime._report.layout import (
     print_warnings,
     width_of,
 )
+from steptime._report.verdict import Verdict, verdict_of
 from steptime._report.words import (
     asked_facts,
     between_ms,
     busy_words,
     device_words,
+    fact_lines,
     iteration_figures,
     path_ranks_words,
     percent,
-    power_words,
     rate,
     signed_percent,
     size_words,
     source_words,
     span_words,
-    speed_facts,
     time_ms,
 )
 from steptime._sim.explain.activity import RankSummary
 from steptime._sim.explain.critical_path import PathSummary
-from steptime._sim.prediction import Iterations, PredictedStep
+from steptime._sim.prediction import DOES_NOT_FIT, Iterations, PredictedStep
 from steptime._units import ms
 
 # More ranks than this are shown by their extremes.
@@ -90,16 +90,7 @@ def print_prediction(console: Console, prediction: PredictedStep) -> None:
     """The report of `steptime predict`."""
     workload = prediction.workload
     print_header(console, "predict", workload)
-    beside = [span_words(prediction)]
-    if prediction.platform is not None:
-        beside.append(f"on {prediction.platform}")
-    if any(program.recorded for program in workload.programs):
-        beside.append("as recorded, with the profiler" if prediction.profiled else "without a profiler")
-    if prediction.memory.get("fits") is False:
-        beside.insert(0, "DOES NOT FIT in memory")
-    if prediction.first_step_ms is not None:
-        beside.append(f"a single step from empty queues: {time_ms(prediction.first_step_ms)} ms")
-    _step_time(console, prediction.step_time_ms, beside)
+    print_verdict(console, "Step time", prediction.step_time_ms, verdict_of(prediction), span_words(prediction))
     _print_facts(console, prediction)
     if prediction.iterations is not None:
         _iterations(console, prediction.iterations, prediction.step_time_ms)
@@ -108,9 +99,9 @@ def print_prediction(console: Console, prediction: PredictedStep) -> None:
 
 def _print_facts(console: Console, prediction: PredictedStep) -> None:
     """What was asked and how fast it is, a line each where something is known."""
-    for title, facts in (("Workload", asked_facts(prediction)), ("Speed", speed_facts(prediction))):
-        words = ", ".join(fact.words for fact in facts)
-        if words:
+    fits = verdict_of(prediction).fits is not False
+    for title, words in fact_lines(prediction):
+        if words and (fits or title in ("Workload", "Machine")):
             print_line(console, title, words, spaced=False)
     if prediction.host_code_ms and prediction.host_code_ms >= WORTH_SAYING * prediction.step_time_ms:
         text = f"{time_ms(prediction.host_code_ms)} ms per step outside ops: {HOST_CODE}"
@@ -121,7 +112,8 @@ def print_replay(console: Console, report: Replayed) -> None:
     """The report of `steptime replay`."""
     print_header(console, "replay", report.prediction.workload)
     measured = f"recorded {time_ms(report.measured_step_ms)} ms, error {signed_percent(report.error)}"
-    _step_time(console, report.prediction.step_time_ms, [measured])
+    _step_time(console, "Step time", report.prediction.step_time_ms, measured)
+    print_line(console, "Bound by", report.prediction.bound_by, spaced=False)
     print_section(console, "Steps", "ms; from the end of the step before to the end of its last work on any rank")
     rows = []
     for step in report.steps:
@@ -155,9 +147,30 @@ def _recorded(programs: Sequence[Program]) -> tuple[str, ...]:
     return (f"{steps} step{'s' if steps != 1 else ''}", f"{sum(len(program.works) for program in programs):,} device events")
 
 
-def _step_time(console: Console, step_ms: float, beside: Sequence[str]) -> None:
-    line = Text().append("Step time  ", style="bold").append(f"{time_ms(step_ms)} ms", style="bold green")
-    print_title(console, line.append("   " + "; ".join(beside), style="dim"))
+def _step_time(console: Console, title: str, step_ms: float, beside: str, style: str = "dim") -> None:
+    line = Text().append(f"{title}  ", style="bold").append(f"{time_ms(step_ms)} ms", style="bold green")
+    print_title(console, line.append(f"   {beside}", style=style))
+
+
+def print_verdict(console: Console, title: str, step_ms: float, verdict: Verdict, interval: str) -> None:
+    """The first lines of an answer. What does not fit has no step time, only one that it would have."""
+    if verdict.fits is False:
+        assert verdict.fit is not None
+        print_title(console, Text().append(verdict.fit.text[:1].upper() + verdict.fit.text[1:], style="bold red"))
+        for number, each in enumerate(verdict.helps):
+            print_line(console, "" if number else "Would help", each, spaced=False)
+        print_line(console, "Would take", f"{time_ms(step_ms)} ms per step if there were room, {interval}", spaced=False)
+        return
+    _step_time(console, title, step_ms, verdict.headline, style="bold")
+    print_verdict_lines(console, verdict, interval)
+
+
+def print_verdict_lines(console: Console, verdict: Verdict, interval: str) -> None:
+    """What binds, how full the memory is, how sure that is."""
+    print_line(console, "Bound by", verdict.bound_by, spaced=False)
+    if verdict.fit is not None and verdict.fit.fits:
+        print_line(console, "Memory", verdict.fit.room, spaced=False)
+    print_line(console, "Certainty", f"{interval}: {verdict.certainty.why}", spaced=False)
 
 
 def _iterations(console: Console, iterations: Iterations, recorded_ms: float) -> None:
@@ -191,12 +204,11 @@ def _explanation(console: Console, prediction: PredictedStep, nobody: str) -> No
     elif len(prediction.ranks) > 1:
         print_line(console, "Straggler", nobody)
     print_line(console, "Coverage", f"device time is {source_words(prediction.coverage)}", spaced=len(prediction.ranks) < 2)
+    if prediction.first_step_ms is not None:
+        print_line(console, "First step", f"{time_ms(prediction.first_step_ms)} ms, from empty queues", spaced=False)
     if prediction.memory["peak_bytes"] is not None:
-        print_line(console, "Memory", _memory(prediction.memory), spaced=False)
-    if prediction.power is not None:
-        print_line(console, "Power", power_words(prediction.power), spaced=False)
-    print_warnings(console, prediction.warnings)
-    print_line(console, "Bound by", prediction.bound_by, style="bold")
+        print_line(console, "Allocated", _memory(prediction.memory), spaced=False)
+    print_warnings(console, [text for text in prediction.warnings if not text.startswith(DOES_NOT_FIT)])
 
 
 def _memory(memory: Mapping[str, Any]) -> str:
@@ -204,11 +216,9 @@ def _memory(memory: Mapping[str, Any]) -> str:
     most = max(memory["ranks"], key=lambda rank: int(rank["peak_bytes"]))
     parts = sorted(most["parts"].items(), key=lambda part: -part[1])
     filled = ", ".join(f"{kind.replace('_', ' ')} {size_words(nbytes)}" for kind, nbytes in parts[:4])
-    which = f"rank {most['rank']} " if len(memory["ranks"]) > 1 else ""
-    return (
-        f"{which}{size_words(most['peak_bytes'])} of {size_words(memory['capacity_bytes'])}: allocated "
-        f"{size_words(most['allocated_bytes'])}, reserved {size_words(most['reserved_bytes'])}; {filled}"
-    )
+    which = f" on rank {most['rank']}" if len(memory["ranks"]) > 1 else ""
+    sizes = f"{size_words(most['allocated_bytes'])}, reserved {size_words(most['reserved_bytes'])}"
+    return f"{sizes}{which}: {filled}"
 
 
 def _ranks(ranks: Sequence[RankSummary]) -> Iterator[list[str]]:

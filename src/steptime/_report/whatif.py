@@ -16,8 +16,9 @@ from steptime._report.answers import Prediction, plain, table_of
 from steptime._report.html.page import page
 from steptime._report.json import SCHEMA_VERSION, Document, prediction_document
 from steptime._report.layout import body_width, grid, literal, print_body, print_line, print_section, print_warnings, width_of
-from steptime._report.text import print_header, print_prediction
-from steptime._report.words import percent, time_ms
+from steptime._report.text import print_header, print_prediction, print_verdict
+from steptime._report.verdict import Verdict, verdict_of
+from steptime._report.words import percent, span_words, time_ms
 from steptime._sim.prediction import PredictedStep
 
 if TYPE_CHECKING:
@@ -96,6 +97,11 @@ class Suggestions:
     notes: Mapping[str, str] = field(default_factory=dict)  # change -> what it means
     warnings: tuple[str, ...] = ()
 
+    @property
+    def verdict(self) -> Verdict:
+        """Of the step as it is."""
+        return verdict_of(self.prediction)
+
     def __repr__(self) -> str:
         name = self.prediction.workload.name or "workload"
         best = self.savings[0] if self.savings else None
@@ -109,6 +115,7 @@ class Suggestions:
             "schema_version": SCHEMA_VERSION,
             "workload": step.workload.name or None,
             "platform": step.platform,
+            "verdict": self.verdict.to_dict(),
             "step_time_ms": step.step_time_ms,
             "interval_ms": list(step.interval_ms),
             "bound_by": step.bound_by,
@@ -141,14 +148,13 @@ def print_changed(console: Console, answer: ChangedPrediction) -> None:
     names = {"; ".join(found.together.changes): "all of these together"} if several else {}
     _print_savings(console, [*found.each, *several], names)
     print_line(console, "Before", before.bound_by)
-    print_line(console, "After", found.together.bound_by, spaced=False)
 
 
 def print_suggestions(console: Console, answer: Suggestions) -> None:
     """The report of `steptime whatif`."""
     step = answer.prediction
     print_header(console, "whatif", step.workload)
-    print_line(console, "Step time", f"{time_ms(step.step_time_ms)} ms; {step.bound_by}")
+    print_verdict(console, "Step time", step.step_time_ms, answer.verdict, span_words(step))
     if not answer.savings:
         print_line(console, "What if", f"none of {answer.tried} changes would make the step shorter")
     else:

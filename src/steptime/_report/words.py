@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from steptime._models.power.card import StepPower
+from steptime._report.cost import cost_of
 from steptime._sim.explain.bound import family_words
 from steptime._sim.explain.critical_path import PathSummary
 from steptime._sim.prediction import Iterations, PredictedStep
@@ -117,6 +118,25 @@ def speed_facts(prediction: PredictedStep) -> Iterator[Fact]:
     for name, share in (("MFU", prediction.mfu), ("HFU", prediction.hfu)):
         if share is not None:
             yield Fact(name, f"{100 * share:.1f} %", f"{name} {100 * share:.1f} %")
+
+
+def fact_lines(prediction: PredictedStep) -> Iterator[tuple[str, str]]:
+    """What was asked, where it runs, how fast that is, what it draws and costs: a title and words each."""
+    yield "Workload", ", ".join(fact.words for fact in asked_facts(prediction))
+    yield "Machine", ", ".join(_machine(prediction))
+    yield "Speed", ", ".join(fact.words for fact in speed_facts(prediction))
+    yield "Power", "" if prediction.power is None else power_words(prediction.power)
+    cost = cost_of(prediction)
+    yield "Cost", "" if cost is None else cost.text
+
+
+def _machine(prediction: PredictedStep) -> Iterator[str]:
+    workload = prediction.workload
+    if prediction.platform is not None:
+        yield prediction.platform
+    yield f"{workload.world_size} rank{'s' * (workload.world_size > 1)}"
+    if any(program.recorded for program in workload.programs):
+        yield "as recorded, with the profiler" if prediction.profiled else "without a profiler"
 
 
 def device_words(names: Sequence[str]) -> str:

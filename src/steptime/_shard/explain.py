@@ -18,6 +18,7 @@ from steptime._build.dlrm.model import Table
 from steptime._build.dlrm.plan import BY_NODE, EVERYWHERE, Plan
 from steptime._build.dlrm.workload import dlrm_workload, table_lookups
 from steptime._models.lookups.question import BACKWARD, FORWARD, Lookup
+from steptime._models.power.card import StepPower
 from steptime._shard.evaluator import Evaluator, collectives_ns, is_played, of_timeline
 from steptime._shard.memory import memory_of, rank_limit
 from steptime._shard.search import Searched, search
@@ -104,6 +105,9 @@ class PlanReasons:
     reasons: tuple[Reason, ...]
     interval: tuple[float, float]  # as factors of the step
     warnings: tuple[str, ...] = ()
+    situation: str | None = None  # what is known of the machine
+    mfu: float | None = None
+    power: StepPower | None = None  # None: nobody knows what the cards draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +189,9 @@ def why_of(placed: PlacedShards) -> PlanReasons:
         reasons=tuple(reasons(placed, ranks)),
         interval=(low, high),
         warnings=predicted.warnings,
+        situation=predicted.situation,
+        mfu=predicted.mfu,
+        power=predicted.power,
     )
 
 

@@ -34,6 +34,8 @@ _MODEL_PASSES = 3.0
 _MOST_PASSES = 4.5
 # What a step that the device bounds takes without a profiler, of what it was recorded with.
 _UNPROFILED_DEVICE = (0.93, 1.03)
+# How the warning of a step begins whose rank needs more memory than its device has.
+DOES_NOT_FIT = "does not fit: "
 NINE_OF_TEN = 1.645  # standard deviations to either side
 # As people call what devices' data sheets name by type.
 _PRECISIONS = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -112,8 +114,20 @@ def _recorded_peak(program: Program, precision: str | None) -> float | None:
     peak = None if limits is None else peak_flop_per_s(limits, precision)
     if limits is None or peak is None:
         return None
+    return peak * _recorded_share(program, limits)
+
+
+def _recorded_share(program: Program, limits: DeviceLimits) -> float:
+    """What a rank had of its device, by the SMs that the recording names."""
     sms = program.meta.get("device_sms")
-    return peak * min(sms / limits.sms.value, 1.0) if isinstance(sms, int) and sms > 0 else peak
+    return min(sms / limits.sms.value, 1.0) if isinstance(sms, int) and sms > 0 else 1.0
+
+
+def recorded_gpus(workload: Workload) -> float | None:
+    """Whole devices that the ranks of a recording had together; None where a device is not known."""
+    known = [(program, device_named(program.device_name)) for program in workload.programs]
+    shares = [_recorded_share(program, limits) for program, limits in known if limits is not None]
+    return sum(shares) * workload.world_size / len(shares) if shares and len(shares) == len(known) else None
 
 
 @dataclass(frozen=True)
@@ -167,6 +181,8 @@ class PredictedStep:
     host_code_ms: float | None = None  # host time per step outside all ops, mean over ranks; None: not recorded
     profiled: bool = False  # whether host times are those of the recording, what the profiler cost included
     situation: str | None = None  # what is known of the machine, by which the interval is as wide as it is; None: as recorded
+    gpus: float | None = None  # whole devices that the ranks have together; None: not known
+    price: float | None = None  # of one of them for an hour, as it was asked with
 
     @property
     def precision(self) -> str | None:
@@ -237,7 +253,13 @@ def predict(workload: Workload, *, profiled: bool = True) -> PredictedStep:
         warnings=warnings,
     )
     peak = recorded_peak_flop_per_s(workload, text.operations.precision)
-    return replace(text, peak_flop_per_s=peak, profiled=profiled, host_code_ms=host_code_ms(inputs.cohorts))
+    return replace(
+        text,
+        peak_flop_per_s=peak,
+        profiled=profiled,
+        host_code_ms=host_code_ms(inputs.cohorts),
+        gpus=recorded_gpus(workload),
+    )
 
 
 def host_code_ms(cohorts: Sequence[Cohort]) -> float:

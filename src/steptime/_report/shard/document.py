@@ -6,24 +6,32 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from steptime._report.json import SCHEMA_VERSION, Document
+from steptime._report.answers import Sharding, plan_verdict
+from steptime._report.cost import cost_document
+from steptime._report.json import SCHEMA_VERSION, Document, power_document
 from steptime._shard.days import Days
 from steptime._shard.explain import Explained, PlanReasons
 from steptime._shard.given_plans import GivenPlan
-from steptime._shard.search import Option, Searched
+from steptime._shard.search import Option
 from steptime._shard.task import Task
 from steptime._units import ms
 
 
-def shard_document(found: Searched, why: Explained, platform: str, days: Days | None = None) -> Document:
+def shard_document(sharding: Sharding) -> Document:
     """The best plan, its runners-up, the usual rules, and why; and what plans lose on every day."""
+    found, why, days = sharding.searched, sharding.explained, sharding.days
     best_rule = found.best_rule
     return {
         "schema_version": SCHEMA_VERSION,
+        "verdict": sharding.verdict.to_dict(),
         "task": found.task.model.name,
-        "platform": platform,
+        "platform": sharding.platform.name,
         "tables": len(found.task.tables),
         "batch": found.task.model.batch,
+        "samples_per_s": sharding.samples_per_s,
+        "mfu": why.best.mfu,
+        **power_document(why.best.power),
+        **cost_document(sharding.cost),
         "best": _option(found.best, why),
         "alternatives": [_option(option, why) for option in found.options[1:]],
         "rules": {name: None if option is None else ms(option.step_ns) for name, option in found.rules.items()},
@@ -66,7 +74,10 @@ def evaluated_document(task: Task, plans: Sequence[GivenPlan]) -> Document:
             {
                 "name": plan.name, "plan": plan.plan.to_dict(), "kinds": plan.plan.kinds(), "step_time_ms": ms(plan.step_ns),
                 "fits": plan.fits, "fullest_rank": plan.fullest_rank, "fullest_bytes": plan.fullest_bytes,
-                **({} if plan.why is None else {"interval_ms": _interval(plan.step_ns, plan.why), **_why(plan.why)}),
+                **({} if plan.why is None else {
+                    "verdict": plan_verdict(plan.why).to_dict(), "interval_ms": _interval(plan.step_ns, plan.why),
+                    **_why(plan.why),
+                }),
             }
             for plan in plans
         ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from steptime._report.answers import Sharding
 from steptime._report.html.markup import Markup, bar, swatch, table, tag
 from steptime._report.html.sections import bound_and_facts, step_number
 from steptime._report.html.static import section, static_page
@@ -23,14 +24,15 @@ _PARTS = (
 )
 
 
-def shard_page(found: Searched, why: Explained, platform: str, days: Days | None = None) -> str:
+def shard_page(sharding: Sharding) -> str:
     """The page as text, the same for the same answer but for the seconds it took."""
-    return static_page("shard", found.task.model.name, "sharding", _sections(found, why, platform, days))
+    return static_page("shard", sharding.searched.task.model.name, "sharding", _sections(sharding))
 
 
-def _sections(found: Searched, why: Explained, platform: str, days: Days | None) -> list[Markup]:
+def _sections(sharding: Sharding) -> list[Markup]:
+    found, why, days = sharding.searched, sharding.explained, sharding.days
     return [
-        tag("section", *_summary(found, why, platform), id="summary", aria_label="Summary"),
+        tag("section", *_summary(sharding), id="summary", aria_label="Summary"),
         *([] if days is None else [section("Days", "ms per step, and what that is above the day's best plan", _days(days))]),
         section("Ranks", "ms per step; memory with state, activations and buffers", _legend(), _ranks(why.ranks)),
         section("Why the large tables are where they are", "and what moving them would cost", _reasons(why)),
@@ -39,11 +41,12 @@ def _sections(found: Searched, why: Explained, platform: str, days: Days | None)
     ]
 
 
-def _summary(found: Searched, why: Explained, platform: str) -> list[Markup]:
+def _summary(sharding: Sharding) -> list[Markup]:
+    found, why = sharding.searched, sharding.explained
     step = ms(found.best.step_ns)
     low, high = (factor * step for factor in why.interval)
     facts = {
-        "Platform": platform,
+        "Platform": sharding.platform.name,
         "Ranks": str(found.task.ranks),
         "Tables": str(len(found.task.tables)),
         "Batch": f"{found.task.model.batch:,}",

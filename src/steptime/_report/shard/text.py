@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from steptime._build.dlrm.plan import Plan
+from steptime._report.answers import Sharding, plan_verdict
 from steptime._report.layout import print_heading, print_line, print_numbers, print_section, print_title, print_warnings
-from steptime._report.text import RANKS_SHOWN
-from steptime._report.words import interval_words, size_words, time_ms
+from steptime._report.text import RANKS_SHOWN, print_verdict, print_verdict_lines
+from steptime._report.words import interval_words, power_words, rate, size_words, time_ms
 from steptime._shard.days import ROBUST, Days
 from steptime._shard.explain import Explained, PlanReasons, RankLoad, Reason
 from steptime._shard.given_plans import GivenPlan
@@ -37,15 +38,16 @@ _TABLES_SHOWN = 60
 _PLANS_SHOWN = 3
 
 
-def print_shard(console: Console, found: Searched, why: Explained, platform: str, days: Days | None = None) -> None:
+def print_shard(console: Console, sharding: Sharding) -> None:
     """The best plan and why it is."""
-    _header(console, found.task, platform)
-    low, high = (factor * ms(found.best.step_ns) for factor in why.interval)
-    line = Text().append("Best plan  ", style="bold").append(f"{time_ms(ms(found.best.step_ns))} ms", style="bold green")
-    beside = f"{interval_words(low, high)}; found by {found.best.by} among "
-    line.append(f"   {beside}{found.searched_plans:,} plans in {found.seconds:.1f} s", style="dim")
-    print_title(console, line)
+    found, why, days = sharding.searched, sharding.explained, sharding.days
+    _header(console, found.task, sharding.platform.name)
+    print_verdict(console, "Best plan", sharding.step_time_ms, sharding.verdict, interval_words(*sharding.interval_ms))
+    for title, words in speed_lines(sharding):
+        print_line(console, title, words, spaced=False)
     _gain(console, why)
+    by = f"found by {found.best.by} among {found.searched_plans:,} plans in {found.seconds:.1f} s"
+    print_line(console, "Search", by, spaced=False)
     if days is not None:
         _days(console, days)
     print_section(console, "Plan", "table: ranks of its shards")
@@ -58,8 +60,17 @@ def print_shard(console: Console, found: Searched, why: Explained, platform: str
     print_warnings(console, [*found.task.notes, *why.doubts, *why.best.warnings])
     if why.every_rank_tables_ns:
         text = f"{time_ms(ms(why.every_rank_tables_ns))} ms of the step, of tables that every rank has a share or a copy of"
-        print_line(console, "Every rank", text, spaced=False)
-    print_line(console, "Bound by", why.best.bound_by, style="bold")
+        print_line(console, "Every rank", text)
+
+
+def speed_lines(sharding: Sharding) -> Iterator[tuple[str, str]]:
+    """What people compare, a title and words each."""
+    mfu, power, cost = sharding.explained.best.mfu, sharding.explained.best.power, sharding.cost
+    yield "Speed", f"{rate(sharding.samples_per_s)} samples/s" + ("" if mfu is None else f", MFU {100 * mfu:.1f} %")
+    if power is not None:
+        yield "Power", power_words(power)
+    if cost is not None:
+        yield "Cost", cost.text
 
 
 def print_files(console: Console, page: Path | None, torchrec: Path | None) -> None:
@@ -114,8 +125,9 @@ def print_evaluated(console: Console, task: Task, platform: str, plans: Sequence
     for plan in plans[:_PLANS_SHOWN]:
         if plan.why is not None:
             low, high = (factor * ms(plan.step_ns) for factor in plan.why.interval)
-            print_title(console, Text().append(f"{plan.name}  ", style="bold").append(interval_words(low, high), style="dim"))
-            print_line(console, "Bound by", plan.why.bound_by, spaced=False)
+            headline = plan_verdict(plan.why).headline
+            print_title(console, Text().append(f"{plan.name}  ", style="bold").append(headline))
+            print_verdict_lines(console, plan_verdict(plan.why), interval_words(low, high))
             _ranks_and_reasons(console, plan.why)
     if len(plans) > _PLANS_SHOWN:
         print_line(console, "More", f"ranks and reasons of the other {len(plans) - _PLANS_SHOWN} plans: --json", spaced=False)

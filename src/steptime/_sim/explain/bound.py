@@ -112,7 +112,7 @@ def bound_by(seen: Activity, path: PathSummary, waited: Waiting) -> str:
     waiting = min(_share(seen.ranks, lambda r: r.waiting_ms), exposed)
     busy = _share(seen.ranks, lambda r: r.device_busy_ms)
     launches = _share(seen.ranks, lambda r: r.host_bound_fraction * r.step_ms)  # of the step, idle until the host launches
-    kind, expected = _regime(exposed, busy), ""
+    kind, expected = regime(exposed, busy), ""
     if kind == "wire-bound" and waiting > exposed / 2:
         return _waiting(seen.ranks, waiting, waited) + _decided(path, expected)
     if kind == "wire-bound":
@@ -133,7 +133,7 @@ def bound_by(seen: Activity, path: PathSummary, waited: Waiting) -> str:
     return f"{kind}: {evidence}" + _decided(path, expected)
 
 
-def _regime(exposed: float, busy: float) -> str:
+def regime(exposed: float, busy: float) -> str:
     """The regime, from the shares of the step that are exposed communication and device busy."""
     if exposed > WIRE_BOUND:
         return "wire-bound"
@@ -144,7 +144,7 @@ def _regime(exposed: float, busy: float) -> str:
 
 def _regime_of(rank: RankSummary) -> str:
     step = rank.step_ms or 1.0
-    return _regime(rank.exposed_communication_ms / step, rank.device_busy_ms / step)
+    return regime(rank.exposed_communication_ms / step, rank.device_busy_ms / step)
 
 
 def _decided(path: PathSummary, expected: str) -> str:

@@ -36,7 +36,7 @@ from steptime._sim.explain.activity import Window
 from steptime._sim.modelled.issue import Issued
 from steptime._sim.modelled.recorded_run import modelled_run
 from steptime._sim.modelled.step import ModelledStep, modelled
-from steptime._sim.prediction import PredictedStep, explain, peak_flop_per_s
+from steptime._sim.prediction import DOES_NOT_FIT, PredictedStep, explain, peak_flop_per_s
 from steptime._sim.recorded.timing import timed
 from steptime._units import GIB, ms
 
@@ -123,6 +123,7 @@ def prediction_of(
         platform=step.platform.name,
         coverage=step.coverage,
         peak_flop_per_s=None if peak is None else peak * workload.world_size,
+        gpus=workload.world_size / step.platform.device.limits.share,
     )
 
 
@@ -316,7 +317,7 @@ def does_not_fit(memory: Mapping[str, Any]) -> list[str]:
     rank = max(memory["ranks"], key=lambda of_rank: int(of_rank["peak_bytes"]))
     largest = max(rank["parts"], key=rank["parts"].__getitem__)
     return [
-        f"does not fit: rank {rank['rank']} needs {needed:.1f} GiB, its device has {there:.1f}; most of it is {largest} "
+        f"{DOES_NOT_FIT}rank {rank['rank']} needs {needed:.1f} GiB, its device has {there:.1f}; most of it is {largest} "
         f"({rank['parts'][largest] / GIB:.1f} GiB)"
     ]
 

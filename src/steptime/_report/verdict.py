@@ -1,0 +1,247 @@
+"""`Verdict`: what every answer begins with: whether it fits, what binds it, and how sure that is.
+
+Text, JSON, pages and Python all show this one object; nothing else in the package says "fits" or "does not fit" to people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from steptime._models.memory.lifetimes import MemoryKind
+from steptime._platforms.situation import CARRIED, CARRIED_CALIBRATED, KNOWN, KNOWN_CALIBRATED
+from steptime._report.words import OUT_OF_RANGE, percent, size_words
+from steptime._sim.prediction import PredictedStep
+
+MEMORY = "memory"
+# The first word of what bounds a step -> one word for it.
+_BOUNDS = {"host-bound": "host", "GPU-bound": "GPU", "wire-bound": "wire", "power-bound": "power", "mixed": "mixed"}
+_PEERS = "peers"
+_KNOWN = {
+    KNOWN: "GPU measured, host not calibrated",
+    KNOWN_CALIBRATED: "GPU measured, machine calibrated",
+    CARRIED: "GPU not measured: carried over from data sheets",
+    CARRIED_CALIBRATED: "GPU not measured: carried over from data sheets, machine calibrated",
+}
+_AS_RECORDED, _AS_RUN = "as recorded, the range of its steps", "as recorded, without the profiler"
+# Shares of device time from which a guess or an extrapolation is part of how sure an answer is.
+_WORTH_SAYING = 0.01
+_MUCH_OUT_OF_RANGE = 0.05
+# Parts of a peak that are named, largest first.
+_PARTS_NAMED = 4
+# What grows with the batch, and what training keeps of every parameter.
+_PER_SAMPLE = (MemoryKind.ACTIVATIONS, MemoryKind.TEMPORARIES)
+_STATE = (MemoryKind.PARAMETERS, MemoryKind.GRADIENTS, MemoryKind.OPTIMIZER_STATE)
+_LARGE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Certainty:
+    """How far measured steps may be from the predicted one: nine of ten lie within, and why that is so wide."""
+
+    below: float  # shares of the step
+    above: float
+    situation: str | None  # what is known of the machine; None: the step is a recorded one
+    why: str
+
+    @property
+    def span(self) -> str:
+        """The interval around the step, in percent."""
+        below, above = round(100 * self.below), round(100 * self.above)
+        return f"±{above} %" if below == above else f"-{below} to +{above} %"
+
+    @property
+    def text(self) -> str:
+        """The interval and where it comes from."""
+        return f"{self.span}: {self.why}"
+
+    @property
+    def measured(self) -> bool | None:
+        """Whether the device was measured; None for a recorded step."""
+        return None if self.situation is None else self.situation in (KNOWN, KNOWN_CALIBRATED)
+
+    @property
+    def calibrated(self) -> bool | None:
+        """Whether the machine was calibrated; None for a recorded step."""
+        return None if self.situation is None else self.situation in (KNOWN_CALIBRATED, CARRIED_CALIBRATED)
+
+    @classmethod
+    def around(
+        cls,
+        step: float,
+        interval: tuple[float, float],
+        situation: str | None,
+        *,
+        profiled: bool = False,
+        coverage: Mapping[str, float] | None = None,
+    ) -> Certainty:
+        """Of a step and its interval, in the same unit."""
+        below, above = (max(1 - interval[0] / step, 0.0), max(interval[1] / step - 1, 0.0)) if step > 0 else (0.0, 0.0)
+        recorded = _AS_RECORDED if profiled else _AS_RUN
+        return cls(below, above, situation, "; ".join([_why(situation, recorded), *_doubts(coverage or {})]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its keys in JSON."""
+        return {
+            "below": self.below,
+            "above": self.above,
+            "measured": self.measured,
+            "calibrated": self.calibrated,
+            "situation": self.situation,
+            "text": self.text,
+        }
+
+
+def _why(situation: str | None, recorded: str) -> str:
+    return recorded if situation is None else _KNOWN.get(situation, situation)
+
+
+def _doubts(coverage: Mapping[str, float]) -> Iterator[str]:
+    if coverage.get("fallback", 0.0) >= _WORTH_SAYING:
+        yield f"{percent(coverage['fallback'])} of the device time is a guess"
+    if coverage.get(OUT_OF_RANGE, 0.0) >= _MUCH_OUT_OF_RANGE:
+        yield f"{percent(coverage[OUT_OF_RANGE])} of the device time is beyond the fitted range"
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What the fullest rank needs of its memory."""
+
+    rank: int | None  # None: any
+    needed_bytes: int
+    limit_bytes: int
+    parts: Mapping[str, int]  # what fills it, by kind
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room."""
+        return self.needed_bytes <= self.limit_bytes
+
+    @property
+    def short_bytes(self) -> int:
+        """By how much there is not."""
+        return max(self.needed_bytes - self.limit_bytes, 0)
+
+    @property
+    def room(self) -> str:
+        """How full the fullest rank is."""
+        where = "the fullest rank" if self.rank is None else f"rank {self.rank}"
+        return f"{size_words(self.needed_bytes)} of {size_words(self.limit_bytes)} on {where}"
+
+    @property
+    def text(self) -> str:
+        """How full the fullest rank is, or what is missing and what fills it."""
+        if self.fits:
+            return f"fits: {self.room}"
+        where = "" if self.rank is None else f" on rank {self.rank}"
+        room = f"{size_words(self.needed_bytes)} of {size_words(self.limit_bytes)}"
+        largest = sorted(self.parts.items(), key=lambda part: -part[1])[:_PARTS_NAMED]
+        filled = ", ".join(f"{kind.replace('_', ' ')} {size_words(nbytes)}" for kind, nbytes in largest)
+        return f"does not fit by {size_words(self.short_bytes)}{where}: needs {room}" + (f" ({filled})" if filled else "")
+
+    @classmethod
+    def of(cls, memory: Mapping[str, Any]) -> Fit | None:
+        """Of a prediction's memory; None where nothing is known of it."""
+        if memory.get("capacity_bytes") is None:
+            return None
+        most = max(memory["ranks"], key=lambda rank: int(rank["peak_bytes"]))
+        several = len(memory["ranks"]) > 1
+        return cls(most["rank"] if several else None, most["peak_bytes"], memory["capacity_bytes"], most["parts"])
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Fits or not, what binds, how sure."""
+
+    fit: Fit | None  # None: nothing is known of memory
+    bound_by: str  # the sentence that says what bounds the step, and why
+    certainty: Certainty
+    helps: tuple[str, ...] = ()  # what would make it fit
+
+    @property
+    def fits(self) -> bool | None:
+        """None where nobody knows."""
+        return None if self.fit is None else self.fit.fits
+
+    @property
+    def short_bytes(self) -> int | None:
+        """What the fullest rank lacks; 0 where it fits."""
+        return None if self.fit is None else self.fit.short_bytes
+
+    @property
+    def regime(self) -> str:
+        """What bounds the step, in few words."""
+        return self.bound_by.partition(":")[0]
+
+    @property
+    def bound(self) -> str:
+        """One word: memory, host, GPU, wire, power, peers (waiting for them) or mixed; or what the sentence begins with."""
+        if self.fits is False:
+            return MEMORY
+        return _PEERS if self.regime.startswith("waiting") else _BOUNDS.get(self.regime, self.regime)
+
+    @property
+    def headline(self) -> str:
+        """Fits or by how much not, what binds and how sure, in few words."""
+        if self.fit is not None and not self.fit.fits:
+            return f"does not fit by {size_words(self.fit.short_bytes)}"
+        return ", ".join([*([] if self.fit is None else ["fits"]), self.regime, self.certainty.span])
+
+    @property
+    def text(self) -> str:
+        """The headline with its reasons, in a line."""
+        if self.fit is not None and not self.fit.fits:
+            return self.fit.text
+        return f"{self.headline}: {self.certainty.why}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The key `verdict` of every answer's JSON."""
+        return {
+            "fits": self.fits,
+            "short_bytes": self.short_bytes,
+            "rank": None if self.fit is None else self.fit.rank,
+            "bound": self.bound,
+            "headline": self.headline,
+            "text": self.text,
+            "certainty": self.certainty.to_dict(),
+            "helps": list(self.helps),
+        }
+
+
+def verdict_of(prediction: PredictedStep) -> Verdict:
+    """Of a predicted or replayed step."""
+    certainty = Certainty.around(
+        prediction.step_time_ms,
+        prediction.interval_ms,
+        prediction.situation,
+        profiled=prediction.profiled,
+        coverage=prediction.coverage,
+    )
+    fit = Fit.of(prediction.memory)
+    helps = () if fit is None or fit.fits else tuple(_helps(prediction, fit))
+    return Verdict(fit, prediction.bound_by, certainty, helps)
+
+
+def _helps(prediction: PredictedStep, fit: Fit) -> Iterator[str]:
+    """What would make a step fit, by what fills the fullest rank."""
+    known, ranks = prediction.workload.description, prediction.workload.world_size
+    ways: Mapping[str, int] = known.parallelism or {}
+    varying, state = (sum(fit.parts.get(kind.value, 0) for kind in kinds) for kinds in (_PER_SAMPLE, _STATE))
+    fixed = sum(fit.parts.values()) - varying
+    if known.batch is not None and varying and fixed < fit.limit_bytes:
+        # What lies between allocated blocks shrinks with those that do.
+        batch = int(known.batch * (fit.limit_bytes - fixed) / (fit.needed_bytes - fixed))
+        batch -= batch % ranks if batch > ranks else 0
+        if batch:
+            yield f"a batch of about {batch:,} instead of {known.batch:,}: activations shrink with it"
+    if varying >= _LARGE * fit.needed_bytes:
+        yield "computing activations again in backward, or a smaller micro-batch with gradient accumulation"
+    if "tables" in ways:
+        yield "another placement of the tables: `steptime shard` searches for one that fits"
+    elif state >= _LARGE * fit.needed_bytes:
+        if ranks > 1 and "fsdp" not in ways:
+            yield f"FSDP: parameters, gradients and optimizer state ({size_words(state)}) shared by {ranks} ranks"
+        if known.sequence is not None:
+            yield "another layout: `steptime plan` searches for one that fits"
+    yield f"more ranks than {ranks}, or GPUs with {size_words(fit.needed_bytes)}"

@@ -1,0 +1,139 @@
+"""Verdicts: whether a step fits, what binds it and how sure that is, the same in every form of an answer."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+import steptime
+from steptime._platforms.situation import CARRIED, CARRIED_CALIBRATED, KNOWN, KNOWN_CALIBRATED
+from steptime._report.cost import Cost, money
+from steptime._report.text import print_prediction
+from steptime._report.verdict import Certainty, Fit, Verdict, verdict_of
+from steptime._report.words import size_words, time_ms
+
+CONFIGS = Path(__file__).parents[2] / "examples" / "configs"
+
+
+@cache
+def small() -> steptime.Prediction:
+    return steptime.predict(CONFIGS / "dlrm_small.toml", "2xh200-nvlink", price=2.5)
+
+
+def crowded(**sizes: int) -> steptime.Prediction:
+    """The same step where its parts take these gigabytes of one."""
+    found = small()
+    parts = {kind: nbytes * 2**30 for kind, nbytes in sizes.items()}
+    rank = {**found.memory["ranks"][0], "parts": parts, "peak_bytes": sum(parts.values())}
+    memory = {**found.memory, "ranks": [rank], "capacity_bytes": 2**30, "fits": False, "peak_bytes": rank["peak_bytes"]}
+    return replace(found, memory=memory)
+
+
+def said(prediction: steptime.Prediction) -> str:
+    out = io.StringIO()
+    print_prediction(Console(file=out, width=100, highlight=False), prediction)
+    return " ".join(out.getvalue().split())
+
+
+def test_what_does_not_fit_has_no_step_time() -> None:
+    found = crowded(parameters=1, optimizer_state=2)
+    verdict = found.verdict
+    assert (verdict.fits, verdict.short_bytes, verdict.bound) == (False, 2 * 2**30, "memory")
+    text = said(found)
+    assert "Does not fit by 2 GiB" in text
+    assert "optimizer state 2 GiB, parameters 1 GiB" in text
+    assert "Step time" not in text
+    assert "samples/s" not in text
+    assert f"{time_ms(found.step_time_ms)} ms per step if there were room" in text
+    assert "DOES NOT FIT" in repr(found)
+
+
+def test_what_helps_goes_by_what_fills_the_memory() -> None:
+    batch = small().workload.description.batch
+    assert batch is not None
+    helps = crowded(activations=4).verdict.helps
+    assert any(f"a batch of about {batch // 4:,} instead of {batch:,}" in each for each in helps)
+    assert not any("batch of about" in each for each in crowded(parameters=4).verdict.helps)
+
+
+@given(st.floats(0.01, 1e4), st.floats(0.0, 1.0), st.floats(0.0, 3.0))
+def test_an_interval_is_said_as_shares_of_the_step(step: float, below: float, above: float) -> None:
+    found = Certainty.around(step, (step * (1 - below), step * (1 + above)), KNOWN)
+    assert (found.below, found.above) == pytest.approx((below, above), abs=1e-9)
+    assert f"{round(100 * found.above)} %" in found.span
+
+
+def test_how_sure_says_what_is_known_of_the_machine() -> None:
+    known = {name: Certainty.around(1.0, (0.9, 1.2), name) for name in (KNOWN, KNOWN_CALIBRATED, CARRIED, CARRIED_CALIBRATED)}
+    assert [each.measured for each in known.values()] == [True, True, False, False]
+    assert [each.calibrated for each in known.values()] == [False, True, False, True]
+    assert all("data sheets" in known[name].text for name in (CARRIED, CARRIED_CALIBRATED))
+    assert Certainty.around(1.0, (0.9, 1.2), None).measured is None
+    guessed = Certainty.around(1.0, (0.9, 1.2), KNOWN, coverage={"fitted": 0.8, "fallback": 0.2, "out_of_range": 0.5})
+    assert "20 % of the device time is a guess" in guessed.text
+    assert "50 % of the device time is beyond" in guessed.text
+
+
+@pytest.mark.parametrize(
+    ("sentence", "word"),
+    [
+        ("host-bound: idle", "host"), ("GPU-bound: busy", "GPU"), ("wire-bound: x", "wire"), ("mixed: x", "mixed"),
+        ("power-bound: x", "power"), ("waiting for rank 3: x", "peers"), ("waiting for each other: x", "peers"),
+    ],
+)  # fmt: skip
+def test_what_binds_is_one_word(sentence: str, word: str) -> None:
+    sure = Certainty.around(1.0, (0.9, 1.1), KNOWN)
+    assert Verdict(None, sentence, sure).bound == word
+    assert Verdict(Fit(0, 2, 1, {}), sentence, sure).bound == "memory"
+
+
+def test_every_form_of_an_answer_begins_with_the_same_verdict() -> None:
+    found = small()
+    document = found.to_dict()
+    assert list(document)[:2] == ["schema_version", "verdict"]
+    assert document["verdict"]["headline"] == found.verdict.headline == verdict_of(found).headline
+    assert document["verdict"]["text"].startswith(found.verdict.headline)
+    assert said(found).index(found.verdict.headline) < said(found).index("Ranks")
+    assert found.verdict.fit is not None
+    assert size_words(found.memory["peak_bytes"]) in found.verdict.fit.text
+
+
+def test_a_changed_step_keeps_its_verdict_and_price() -> None:
+    changed = steptime.predict(CONFIGS / "dlrm_small.toml", "2xh200-nvlink", what_if=["host * 0.5"], price=2.5)
+    assert changed.verdict.fits is True
+    assert changed.cost is not None
+    assert small().cost is not None
+    assert changed.cost.per_step < small().cost.per_step  # type: ignore[union-attr]
+
+
+@given(st.floats(0.0, 100.0), st.integers(1, 1024), st.floats(1e-4, 100.0), st.integers(1, 10**6), st.integers(1, 10**5))
+def test_costs_are_of_the_same_hours(price: float, gpus: int, step_s: float, batch: int, sequence: int) -> None:
+    cost = Cost(price, gpus, step_s, batch, sequence)
+    assert cost.per_step * 3600 / step_s == pytest.approx(price * gpus)
+    assert cost.per_million_samples == pytest.approx(cost.per_step * 1e6 / batch)
+    assert cost.per_trillion_tokens == pytest.approx(cost.per_step * 1e12 / batch / sequence)
+    assert Cost(price, gpus, step_s).per_million_samples is None
+
+
+def test_shares_of_a_gpu_cost_shares_of_its_price() -> None:
+    quarter = steptime.predict(CONFIGS / "dlrm_heavy4.toml", "4xh200-quarter-loopback", price=4.0)
+    assert quarter.cost is not None
+    assert quarter.cost.gpus == 1.0
+
+
+@pytest.mark.parametrize(("amount", "text"), [(0.0, "$0.00"), (0.00002874, "$0.0000287"), (2.5, "$2.50"), (80285.4, "$80,285")])
+def test_money_has_as_many_digits_as_matter(amount: float, text: str) -> None:
+    assert money(amount) == text
+
+
+@pytest.mark.parametrize("price", [-1.0, float("nan"), float("inf")])
+def test_a_price_that_is_none_is_refused(price: float) -> None:
+    with pytest.raises(steptime.InputError, match="per GPU and hour"):
+        steptime.predict(CONFIGS / "dlrm_small.toml", "2xh200-nvlink", price=price)
