@@ -14,6 +14,7 @@ from steptime._models.collectives.message import KINDS, Message
 from steptime._models.collectives.paper import AnalyticTier
 from steptime._models.collectives.tier import TierModel
 from steptime._models.estimate import Source
+from steptime._platforms import names as platform_names
 from steptime._platforms import platform as platforms
 from steptime._platforms.fabric import Fabric, Origin, fitted, origin, origins
 from steptime._platforms.own_fabric import DataSheet, from_data_sheet
@@ -55,8 +56,9 @@ def test_a_shipped_fabric_is_on_a_platform_or_said_to_have_no_device() -> None:
 def test_a_device_that_appears_brings_its_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
     h200 = read_device("h200")
     known = {"h200": h200, "gb200": replace(h200, name="gb200", whole="gb200", models="gb200")}
-    monkeypatch.setattr(platforms, "device_names", lambda: list(known))
-    monkeypatch.setattr(platforms, "read_device", known.__getitem__)
+    for module in (platforms, platform_names):
+        monkeypatch.setattr(module, "device_names", lambda: list(known))
+        monkeypatch.setattr(module, "read_device", known.__getitem__)
     names = {parts.name for parts in shipped_platforms()}
     assert {"1xgb200", "4xgb200-nvlink", "1xh200"} <= names
     assert platform_parts("4xgb200-nvlink").fabric == "gb200-nvlink"

@@ -13,6 +13,7 @@ import typer
 
 from steptime import __version__
 from steptime._cli.calibrate import calibrate
+from steptime._cli.completion import VARIABLE, complete
 from steptime._cli.plan import plan
 from steptime._cli.platforms import fabric, platforms
 from steptime._cli.shard import shard
@@ -28,7 +29,6 @@ LAB_INSTALLED = find_spec("steptime_lab") is not None
 
 app = typer.Typer(
     name="steptime",
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -89,6 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """The exit code of one run. What a user can cause becomes one line on stderr."""
+    if VARIABLE in os.environ:
+        complete(app)
     try:
         code = app(arguments, prog_name="steptime", standalone_mode=False)
         sys.stdout.flush()

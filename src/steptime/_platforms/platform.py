@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from steptime._hardware.description import Catalogue, count, is_file, read_toml
-from steptime._hardware.device import DEVICES, DeviceLimits, device_names, read_device
-from steptime._hardware.fabric import FABRICS, FabricLimits, fabric_names, read_fabric
+from steptime._hardware.device import DEVICES, device_names, read_device
+from steptime._hardware.fabric import FABRICS, fabric_names, read_fabric
 from steptime._models.collectives.overlap import Overlap
 from steptime._models.host.model import HOSTS, HostModel, read_host
 from steptime._platforms.device import Device
 from steptime._platforms.fabric import Fabric
+from steptime._platforms.names import chip, joins, named, shipped
 from steptime.errors import InputError
 
 SCHEMA_VERSION = 1
@@ -30,8 +31,7 @@ SCHEMA_VERSION = 1
 ADOPTED = "platform.toml"
 
 _NAME = re.compile(r"([0-9]{1,6})x([a-z0-9]\S*)")
-_LOOPBACK, _NVLINK = "loopback", ("nvlink", "nvswitch")
-_MEMORY = re.compile(r"-[0-9]+gb$")
+_NVLINK = ("nvlink", "nvswitch")
 _NEAREST = 8  # platforms that an unknown one is answered with
 _LONGEST_NAME = 100  # in a message
 
@@ -58,7 +58,7 @@ class PlatformParts:
             return replace(self, host=host or self.host, calibration=None if host else self.calibration)
         kept = None if host or device else self.calibration
         return PlatformParts(
-            _named(*chosen), chosen[0], chosen[1], host or self.host, chosen[2] if chosen[0] > 1 else None, kept
+            named(*chosen), chosen[0], chosen[1], host or self.host, chosen[2] if chosen[0] > 1 else None, kept
         )
 
     def check(self) -> None:
@@ -128,21 +128,13 @@ class Platform:
 
 def shipped_platforms() -> list[PlatformParts]:
     """Those whose device, host and fabric come with the package: usual rank counts, measured devices and whole ones first."""
-    devices = sorted((read_device(name) for name in device_names()), key=lambda device: (device.analytic, device.share))
-    fabrics = [read_fabric(name) for name in fabric_names()]
-    results = [_parts(1, device.name, None) for device in devices if device.share == 1]
-    for device in devices:
-        for fabric in fabrics:
-            if _joins(fabric, device):
-                counts = (device.share,) if device.share > 1 else _usual_counts(fabric)
-                results += [_parts(ranks, device.name, fabric.name) for ranks in counts]
-    return results
+    return [_parts(*each) for each in shipped()]
 
 
 def fabrics_without_device() -> list[str]:
     """Shipped fabrics between devices of which no models come with the package."""
     devices = [read_device(name) for name in device_names()]
-    return [name for name in fabric_names() if not any(_joins(read_fabric(name), device) for device in devices)]
+    return [name for name in fabric_names() if not any(joins(read_fabric(name), device) for device in devices)]
 
 
 def platform_parts(name: str) -> PlatformParts:
@@ -167,9 +159,7 @@ def platform_parts(name: str) -> PlatformParts:
             raise _unknown(name, f"{ranks} ranks need a fabric, as in {ranks}x{device}-FABRIC")
         return _parts(1, device, None)
     limits = read_device(device)
-    fabric = next(
-        (item for item in (f"{limits.whole}-{word}", f"{_chip(limits)}-{word}", word) if item in fabric_names()), None
-    )
+    fabric = next((item for item in (f"{limits.whole}-{word}", f"{chip(limits)}-{word}", word) if item in fabric_names()), None)
     if fabric is None:
         raise _unknown(name, f"no fabric is called {limits.whole}-{word} or {word}")
     parts = _parts(ranks, device, fabric)
@@ -214,16 +204,7 @@ def _part(file: Path, content: Mapping[str, Any], key: str, catalogue: Catalogue
 
 
 def _parts(ranks: int, device: str, fabric: str | None) -> PlatformParts:
-    return PlatformParts(_named(ranks, device, fabric), ranks, device, usual_host(device), fabric if ranks > 1 else None)
-
-
-def _named(ranks: int, device: str, fabric: str | None) -> str:
-    """Without what the fabric's name says of the device already; of paths, the file's name."""
-    device, whole = Path(device).name.removesuffix(".toml"), read_device(device).whole
-    if fabric is None or ranks == 1:
-        return f"{ranks}x{device}"
-    word = Path(fabric).name.removesuffix(".toml").removeprefix(f"{whole}-").removeprefix(f"{_MEMORY.sub('', whole)}-")
-    return f"{ranks}x{device}-{word}"
+    return PlatformParts(named(ranks, device, fabric), ranks, device, usual_host(device), fabric if ranks > 1 else None)
 
 
 def usual_host(device: str) -> str:
@@ -232,25 +213,6 @@ def usual_host(device: str) -> str:
     if not names:
         raise InputError("no host comes with this package; `steptime fit` writes one")
     return next((name for name in names if name.endswith(f"-{read_device(device).models}")), names[0])
-
-
-def _joins(fabric: FabricLimits, device: DeviceLimits) -> bool:
-    """Whether devices like this are on such a fabric: parts of one on loopback, whole ones on those named after them."""
-    if fabric.tiers[0].kind == _LOOPBACK:
-        return device.share > 1
-    return device.share == 1 and fabric.name.startswith((f"{device.name}-", f"{_chip(device)}-"))
-
-
-def _chip(device: DeviceLimits) -> str:
-    """What devices are called that differ in nothing but memory: they are on the same fabrics."""
-    return _MEMORY.sub("", device.whole)
-
-
-def _usual_counts(fabric: FabricLimits) -> list[int]:
-    """Powers of two and all ranks; of several nodes, those that one node does not have."""
-    least = 2 if fabric.nodes == 1 else fabric.gpus_per_node + 1
-    powers = {1 << power for power in range(1, fabric.ranks.bit_length())}
-    return sorted(count for count in powers | {fabric.ranks} if least <= count <= fabric.ranks)
 
 
 def _without_models(rest: str) -> str:
