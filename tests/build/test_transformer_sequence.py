@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from steptime._api.predict import predict
 from steptime._build.transformer.build import build
 from steptime._build.transformer.config import Transformer
 from steptime._build.transformer.parallelism import Parallelism
@@ -130,3 +131,34 @@ def test_under_autocast_inputs_are_gathered_in_fp32_and_outputs_scattered_in_bf1
     assert found["all_gather", "bfloat16"] == found["reduce_scatter", "bfloat16"] == 2 * layers
     assert found["reduce_scatter", "float32"] == 2 * layers + 2
     assert multiplications(program(cast)) == multiplications(program(LLAMA))
+
+
+@pytest.mark.parametrize("config", [LLAMA, GPT])
+def test_exchanges_inside_products_multiply_and_carry_the_same(config: Transformer) -> None:
+    inside = replace(config, parallel=replace(config.parallel, tp_comm_overlap=True))
+    assert multiplications(program(inside)) == multiplications(program(config))
+
+    def carried(config: Transformer) -> int:
+        """Bytes that a rank receives of its group's tokens; a gather or scatter leaves out its own part."""
+        ways, total = config.parallel.tensor, 0
+        for each in program(config).collectives:
+            size = max(each.bytes_in, each.bytes_out)
+            total += size if each.kind == "send_recv" else size * (ways - 1) // ways * (each.kind != "all_reduce")
+        return total
+
+    assert carried(inside) == carried(config)
+    assert {each.kind for each in program(inside).collectives} > {"send_recv"}
+
+
+def test_exchanges_inside_products_are_hidden_on_fast_links() -> None:
+    layer = replace(
+        LLAMA, width=4096, heads=32, kv_heads=8, sequence=4096, batch=8, parallel=Parallelism(tensor=8, sequence=True)
+    )
+    inside = replace(layer, parallel=replace(layer.parallel, tp_comm_overlap=True))
+    exposed = [predict(build(each), "8xh200-nvlink").ranks[0].exposed_communication_ms for each in (layer, inside)]
+    assert exposed[1] < exposed[0] / 2
+
+
+def test_exchanges_inside_products_need_shared_tokens() -> None:
+    with pytest.raises(InputError, match="sequence = true"):
+        replace(LLAMA, parallel=Parallelism(tensor=4, tp_comm_overlap=True))

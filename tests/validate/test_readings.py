@@ -42,8 +42,14 @@ def test_a_name_of_torchtitan_says_how_it_is_sharded_and_recomputed() -> None:
     assert (found.device, found.group, found.config["precision"]) == ("h200", COMPILED, "fp8")
 
 
-def test_what_configs_cannot_say_is_said_so() -> None:
-    assert "async TP" in str(reading("torchtitan", "70B asyncTP bf16", 256))
+def test_async_tensor_parallelism_is_read_from_its_commands() -> None:
+    large, small = _config("torchtitan", "70B asyncTP bf16", 256), _config("torchtitan", "8B asyncTP bf16", 64)
+    assert (large.batch, large.recompute, large.parallel.tensor, large.parallel.fsdp) == (512, "full", 8, 32)
+    assert (small.batch, small.recompute, small.parallel.tensor, small.parallel.fsdp) == (96, "ops", 8, 8)
+    assert large.parallel.tp_comm_overlap and small.parallel.tp_comm_overlap
+
+
+def test_rows_of_others_have_their_files_reading() -> None:
     assert reading("llm-foundry H100", "70b s2048", 512) is None
     assert reading("simumax B200", "unknown_l4_tp1", 8) is None
 

@@ -38,6 +38,8 @@ def torchtitan_text(model: Transformer, layout: ModelLayout, comment: str) -> st
         "context_parallel_degree": parallel.context,
         "expert_parallel_degree": parallel.expert,
     }
+    if parallel.tp_comm_overlap:
+        parallelism["enable_async_tensor_parallel"] = True
     if parallel.pipeline > 1:
         parallelism["pipeline_parallel_schedule"] = _SCHEDULES[parallel.schedule]
         parallelism["pipeline_parallel_layers_per_stage"] = -(-model.layers // (parallel.pipeline * parallel.chunks))

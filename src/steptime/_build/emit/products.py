@@ -10,10 +10,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
-from steptime._build.emit.emitter import Emitter
+from steptime._build.emit.emitter import CONTIGUOUS, Emitter, view_strides
 from steptime._build.emit.tape import Gradients, Saved, Tape
+from steptime._build.emit.writer import strides_of
 from steptime._ops.catalogue import ADDS_TO_KEPT
 from steptime._program.program import Tensor
+
+Affine = tuple[Tensor, Tensor | None]  # a weight, and a bias where there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +84,9 @@ class LinearProducts:
         else:
             self._emit.op("addmm", (bias, x.rows, turned, 1, 1), (y,))
 
-    def of_input(self, gradient: Factor, weight: Tensor, ends: Tensor | None = None) -> Tensor:
-        """The gradient of the input."""
-        result = self._emit.tensor((gradient.rows.shape[0], weight.shape[-1]), gradient.rows.dtype)
+    def of_input(self, gradient: Factor, weight: Tensor, ends: Tensor | None = None, *, result: Tensor | None = None) -> Tensor:
+        """The gradient of the input, in `result` where it is given."""
+        result = result or self._emit.tensor((gradient.rows.shape[0], weight.shape[-1]), gradient.rows.dtype)
         self._product(gradient.rows, weight, result, ends)
         return result
 
@@ -106,6 +109,19 @@ class LinearProducts:
             self._emit.op("mm", (left, right), (result,))
         else:
             self._emit.op("_grouped_mm", (left, right, ends, None, None), (result,))
+
+
+def rows_of(emit: Emitter, x: Tensor) -> Tensor:
+    """A row per token."""
+    return emit.reshaped(x, (x.numel // x.shape[-1], x.shape[-1]))
+
+
+def in_one_piece(emit: Emitter, x: Tensor) -> Tensor:
+    """`x.contiguous()`, which copies what has gaps."""
+    if view_strides(x.shape, strides_of(x), (x.numel,)) is None:
+        return emit.contiguous(x)
+    emit.op("contiguous", (x, CONTIGUOUS), (x,))
+    return x
 
 
 def turned_last(emit: Emitter, x: Tensor) -> Tensor:

@@ -208,6 +208,8 @@ def _wrong_together(model: Transformer) -> Iterator[str]:
         yield f"fp8_recipe is {model.fp8_recipe!r}; with precision = 'fp8' it is one of {', '.join(of_fp8)}, else left out"
     if model.recipe and model.weights == "in_out":
         yield f"precision = '{model.precision}' needs weights = 'out_in'"
+    if model.parallel.tp_comm_overlap and (model.weights == "in_out" or model.autocast):
+        yield "parallel.tp_comm_overlap goes with weights = 'out_in' and a precision other than 'bf16-autocast'"
     if model.fused and (model.weights == "in_out" or model.norm_place == "after" or model.autocast):
         yield "fused layers go with weights = 'out_in', norm_place = 'before' and a precision other than 'bf16-autocast'"
     if model.weights == "in_out" and (model.activation == "swiglu" or not model.biased):

@@ -135,10 +135,10 @@ class ScaledProducts(LinearProducts):
         factor = self._weight(weight, columns=False)
         self._multiply((x.rows, x.scales[0]), (factor.rows, factor.scales[0]), y, ends, bias, fast=True)
 
-    def of_input(self, gradient: Factor, weight: Tensor, ends: Tensor | None = None) -> Tensor:
-        """The gradient of the input."""
+    def of_input(self, gradient: Factor, weight: Tensor, ends: Tensor | None = None, *, result: Tensor | None = None) -> Tensor:
+        """The gradient of the input, in `result` where it is given."""
         factor = self._weight(weight, columns=True)
-        result = self._emit.tensor((gradient.rows.shape[0], weight.shape[-1]), weight.dtype)
+        result = result or self._emit.tensor((gradient.rows.shape[0], weight.shape[-1]), weight.dtype)
         self._multiply((gradient.rows, gradient.scales[0]), (factor.columns, factor.scales[-1]), result, ends)
         return result
 

@@ -8,7 +8,7 @@ from functools import partial
 from steptime._build.emit.emitter import Emitter
 from steptime._build.emit.layers import activation, add, conv1d, curved, dropout, embedding, layer_norm, linear, mul, rms_norm
 from steptime._build.emit.losses import cross_entropy, split_cross_entropy
-from steptime._build.emit.products import LinearProducts, fused_linear
+from steptime._build.emit.products import Affine, LinearProducts, fused_linear
 from steptime._build.emit.tape import Tape
 from steptime._build.emit.views import contiguous_copy, first_token, split, to_dtype, transpose, view
 from steptime._build.emit.writer import TENSOR
@@ -25,15 +25,8 @@ from steptime._build.transformer.mamba import mixed
 from steptime._build.transformer.recompute import DROPPED_WHOLE, FULL, OPS, keeps_of, parts_of
 from steptime._build.transformer.sampling import ModelPart
 from steptime._build.transformer.schedules import BACKWARD, FORWARD
-from steptime._build.transformer.tensor import (
-    Affine,
-    enter,
-    gathered_linears,
-    gathered_tokens,
-    leave,
-    own_part,
-    split_embedding,
-)
+from steptime._build.transformer.tensor import enter, gathered_linears, gathered_tokens, leave, own_part, split_embedding
+from steptime._build.transformer.tensor_overlap import scattered_linear
 from steptime._build.transformer.weights import FeedForward, LayerWeights, Weights
 from steptime._program.program import Tensor
 
@@ -277,7 +270,8 @@ class Model:
     def _by_columns(self, x: Tensor, layers: Sequence[Affine], *, of_head: bool = False) -> Iterator[Tensor]:
         """What layers split by columns make of one input, one after the other."""
         if self._config.parallel.sequence and not self._tape.autocast:
-            yield from gathered_linears(self._tape, x, layers, self._plain if of_head else self._products)
+            products, overlapped = self._plain if of_head else self._products, self._config.parallel.tp_comm_overlap
+            yield from gathered_linears(self._tape, x, layers, products, overlapped=overlapped)
             return
         # Autocast casts what products take, not what ranks gather: as with DTensor, inputs are gathered once and kept.
         x = gathered_tokens(self._tape, x) if self._config.parallel.sequence else enter(self._tape, x)
@@ -285,6 +279,8 @@ class Model:
             yield self._applied(x, each, of_head=of_head)
 
     def _by_rows(self, x: Tensor, layer: Affine) -> Tensor:
+        if self._config.parallel.tp_comm_overlap:
+            return scattered_linear(self._tape, x, layer, self._products)
         return leave(self._tape, self._applied(x, layer), sequence=self._config.parallel.sequence)
 
     def _seen(self, layer: LayerWeights, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

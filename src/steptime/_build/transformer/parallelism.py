@@ -38,6 +38,7 @@ class Parallelism:
     context: int = 1  # parts of every sequence
     expert: int = 1  # parts of a layer's experts, among the ranks of a stage
     sequence: bool = False  # between the split matrices, tensor-parallel ranks share the tokens (sequence parallelism)
+    tp_comm_overlap: bool = False  # with `sequence`: tokens travel inside products, as Megatron-LM calls it (async TP)
     zero: int = 0  # what data-parallel ranks share: 1 the optimiser's state, 2 gradients too
     # With `fsdp`; left out: in pipelines false and true, as torchtitan and torch.distributed.pipelining do, else true and false
     reshard_after_forward: bool | None = None  # layers are gathered again in backward
@@ -159,6 +160,8 @@ def wrong_parallelism(parallel: Parallelism, layers: int) -> Iterator[str]:
     yield from _wrong_switches(parallel)
     if parallel.sequence and parallel.tensor == 1:
         yield "parallel.sequence shares tokens among tensor-parallel ranks; give parallel.tensor of 2 or more, or leave it out"
+    if parallel.tp_comm_overlap and not parallel.sequence:
+        yield "parallel.tp_comm_overlap is of ranks that share tokens; give parallel.sequence = true too, or leave it out"
     if parallel.zero not in range(3):
         yield f"parallel.zero is {parallel.zero!r}; expected 0, 1 or 2 (parallel.fsdp shards parameters too, as ZeRO 3 does)"
     if parallel.zero and parallel.fsdp > 1:
@@ -173,7 +176,7 @@ def _wrong_switches(parallel: Parallelism) -> Iterator[str]:
             yield f"parallel.{key} is {getattr(parallel, key)!r}; expected true or false"
         if getattr(parallel, key) is not None and parallel.fsdp == 1:
             yield f"parallel.{key} is of FSDP; give parallel.fsdp of 2 or more, or leave it out"
-    for key in ("sequence", "batch_p2p_sync", *_OF_ZERO):
+    for key in ("sequence", "tp_comm_overlap", "batch_p2p_sync", *_OF_ZERO):
         if not isinstance(getattr(parallel, key), bool):
             yield f"parallel.{key} is {getattr(parallel, key)!r}; expected true or false"
         if key in _OF_ZERO and not getattr(parallel, key) and not parallel.zero:

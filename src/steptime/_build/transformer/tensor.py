@@ -15,16 +15,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from steptime._build.emit.emitter import CONTIGUOUS, Emitter, view_strides
+from steptime._build.emit.emitter import Emitter
 from steptime._build.emit.layers import embedding
 from steptime._build.emit.losses import places_in_part
-from steptime._build.emit.products import Factor, LinearProducts, SavedFactor
+from steptime._build.emit.products import Affine, Factor, LinearProducts, SavedFactor, in_one_piece, rows_of
 from steptime._build.emit.tape import Gradients, Tape
 from steptime._build.emit.views import lowered
-from steptime._build.emit.writer import TENSOR, strides_of
+from steptime._build.emit.writer import TENSOR
+from steptime._build.transformer.tensor_overlap import multiply_as_they_arrive
 from steptime._program.program import Tensor
-
-Affine = tuple[Tensor, Tensor | None]  # a weight, and a bias where there is one
 
 
 def enter(tape: Tape, x: Tensor) -> Tensor:
@@ -37,7 +36,7 @@ def enter(tape: Tape, x: Tensor) -> Tensor:
         emit.op("view_as", (x, x), (y,))
 
     def backward(gradient: Tensor) -> Tensor:
-        gradient = _in_one_piece(emit, gradient)
+        gradient = in_one_piece(emit, gradient)
         emit.wait(emit.all_reduce((gradient,), TENSOR, asynchronous=False), TENSOR)
         return gradient
 
@@ -104,18 +103,19 @@ def gathered_tokens(tape: Tape, x: Tensor) -> Tensor:
 
     def backward(gradient: Tensor) -> Tensor:
         result = emit.empty_from_python(x.shape, x.dtype)
-        emit.wait(emit.reduce_scatter(result, _in_one_piece(emit, gradient), TENSOR), TENSOR)
+        emit.wait(emit.reduce_scatter(result, in_one_piece(emit, gradient), TENSOR), TENSOR)
         return result
 
     return tape.node("_GatherFromSequenceParallelRegionBackward", (x,), y, backward)
 
 
 def gathered_linears(
-    tape: Tape, x: Tensor, layers: Sequence[Affine], products: LinearProducts | None = None
+    tape: Tape, x: Tensor, layers: Sequence[Affine], products: LinearProducts | None = None, *, overlapped: bool = False
 ) -> tuple[Tensor, ...]:
     """Layers split by columns over the tokens of all ranks, of which this one has a part: Megatron-LM's linear layer.
 
-    Where products are of fewer bits, so are the tokens that ranks gather and keep.
+    Where products are of fewer bits, so are the tokens that ranks gather and keep. With `overlapped` tokens are multiplied as
+    they arrive.
     """
     emit, name = tape.emit, "LinearWithGradAccumulationAndAsyncCommunication"
     products = products or LinearProducts(tape)
@@ -124,14 +124,17 @@ def gathered_linears(
     tokens = (x.shape[0] * emit.group_size(TENSOR), *x.shape[1:-1])
     results = tuple(emit.tensor((*tokens, weight.shape[0]), x.dtype) for weight in weights)
     with emit.write(name, (x, *weights, *biases), results, sequence=emit.sequence):
-        part = products.rows(x)
-        rows = products.gathered(part, _rows(emit, _gathered(emit, part.rows)))
-        for weight, bias, y in zip(weights, biases, results, strict=True):
-            products.forward(rows, weight, bias, emit.view(y, (rows.rows.shape[0], y.shape[-1])))
+        part, made = products.rows(x), tuple(zip(weights, biases, results, strict=True))
+        if overlapped:
+            multiply_as_they_arrive(emit, products, part, made)
+        else:
+            rows = products.gathered(part, rows_of(emit, _gathered(emit, part.rows)))
+            for weight, bias, y in made:
+                products.forward(rows, weight, bias, emit.view(y, (rows.rows.shape[0], y.shape[-1])))
     inputs, saved = (x, *weights, *biases), tape.save(part.rows)
 
     def backward(gradients: Gradients) -> Gradients:
-        given = [_rows(emit, gradient) for gradient in gradients if gradient is not None]
+        given = [rows_of(emit, gradient) for gradient in gradients if gradient is not None]
         return _of_gathered(tape, products, replace(part, rows=saved()), inputs, given)
 
     tape.record(f"{name}Backward", inputs, results, backward)
@@ -152,7 +155,7 @@ def _of_gathered(
         emit.wait(gather, TENSOR)
     of_x = emit.empty_from_python(x.shape, x.dtype)
     scatter = emit.reduce_scatter(of_x, emit.viewed(of_tokens, (*whole.shape[:-1], x.shape[-1])), TENSOR)
-    tokens = products.gathered(part, _rows(emit, whole), columns=True)
+    tokens = products.gathered(part, rows_of(emit, whole), columns=True)
     of_weights = [
         products.of_weight(factor, SavedFactor.there(tokens), weight) if wanted and weight is not None else None
         for factor, weight, wanted in zip(factors, weights, learnt, strict=True)
@@ -189,7 +192,7 @@ def _part(emit: Emitter, x: Tensor) -> tuple[int, ...]:
 
 def _asked(emit: Emitter, part: Tensor) -> tuple[Tensor, int]:
     """The tokens of all ranks, which are on their way, and the number of what brings them."""
-    part = _in_one_piece(emit, part)
+    part = in_one_piece(emit, part)
     whole = emit.empty_from_python((part.shape[0] * emit.group_size(TENSOR), *part.shape[1:]), part.dtype)
     return whole, emit.all_gather(whole, part, TENSOR)
 
@@ -198,15 +201,3 @@ def _gathered(emit: Emitter, part: Tensor) -> Tensor:
     whole, number = _asked(emit, part)
     emit.wait(number, TENSOR)
     return whole
-
-
-def _rows(emit: Emitter, x: Tensor) -> Tensor:
-    """A row per token."""
-    return emit.reshaped(x, (x.numel // x.shape[-1], x.shape[-1]))
-
-
-def _in_one_piece(emit: Emitter, x: Tensor) -> Tensor:
-    if view_strides(x.shape, strides_of(x), (x.numel,)) is None:
-        return emit.contiguous(x)
-    emit.op("contiguous", (x, CONTIGUOUS), (x,))
-    return x

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from steptime._build.emit.products import Affine
 from steptime._build.emit.tape import Tape
 from steptime._build.emit.writer import DATA, EXPERT_DATA
 from steptime._build.transformer.config import Transformer
@@ -13,7 +14,6 @@ from steptime._build.transformer.latent import LatentWeights
 from steptime._build.transformer.lora import Adapter
 from steptime._build.transformer.mamba import MambaWeights
 from steptime._build.transformer.sampling import ModelPart
-from steptime._build.transformer.tensor import Affine
 from steptime._program.program import Tensor
 
 # Megatron-LM pads the vocabulary so that every rank's part is a multiple of 128 (--make-vocab-size-divisible-by).

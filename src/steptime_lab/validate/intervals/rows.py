@@ -77,7 +77,7 @@ def read_rows(file: Path) -> MeasuredSteps:
     return MeasuredSteps(tuple(steps), missing, tuple(refused))
 
 
-def _own(row: object) -> Reading | str | None:
+def _own(row: object) -> Reading | None:
     """What this package reads of a row itself, instead of the file's config."""
     if not isinstance(row, dict) or type(row.get("ranks")) is not int:
         return None
@@ -89,7 +89,7 @@ def _same(step: MeasuredStep, other: MeasuredStep) -> bool:
     return (step.source, step.config, step.measured_ms) == (other.source, other.config, other.measured_ms)
 
 
-def _step(file: Path, place: int, row: object, own: Reading | str | None) -> MeasuredStep:
+def _step(file: Path, place: int, row: object, own: Reading | None) -> MeasuredStep:
     where = f"{file}: row {place}"
     if not isinstance(row, dict):
         raise InputError(f"{where} is no object; expected source, row, measured_ms, device, ranks, cfg and fabric")
@@ -98,8 +98,6 @@ def _step(file: Path, place: int, row: object, own: Reading | str | None) -> Mea
     measured = row.get("measured_ms")
     if isinstance(measured, bool) or not isinstance(measured, int | float) or not 0 < measured < _LONGEST_MS:
         raise InputError(f"{where}: measured_ms is {shortened(measured)}; expected milliseconds above 0")
-    if isinstance(own, str):
-        raise InputError(f"{where}: {own}")
     values = row.get("cfg") if own is None else own.config
     if not isinstance(values, dict):
         raise InputError(f"{where}: cfg is {shortened(values)}; expected a Transformer's config, as in docs/configs.md")
