@@ -20,7 +20,7 @@ needs_browser = pytest.mark.skipif(
     BINARY is None or DRIVER is None, reason="no Chromium with its driver here: install chromium and chromium-driver"
 )
 
-# As root, in a container or with little shared memory Chromium starts only with these; and no name leads anywhere.
+# As root, in a container or with little shared memory Chromium starts only with these; and no name leads anywhere but here.
 _ARGUMENTS = (
     "--headless=new",
     "--no-sandbox",
@@ -28,7 +28,7 @@ _ARGUMENTS = (
     "--disable-gpu",
     "--hide-scrollbars",
     "--force-device-scale-factor=1",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
 
 

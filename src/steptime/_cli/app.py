@@ -14,6 +14,7 @@ import typer
 from steptime import __version__
 from steptime._cli.calibrate import calibrate
 from steptime._cli.completion import VARIABLE, complete
+from steptime._cli.explore import explore
 from steptime._cli.plan import plan
 from steptime._cli.platforms import fabric, platforms
 from steptime._cli.shard import shard
@@ -50,7 +51,7 @@ def steptime(
         print(context.get_help())
 
 
-for _command in (predict, replay, inspect, capture, platforms, fabric, shard, plan, sweep, whatif, diff):
+for _command in (predict, replay, inspect, capture, platforms, fabric, shard, plan, sweep, explore, whatif, diff):
     app.command()(_command)
 
 

@@ -7,6 +7,7 @@ those it accumulates over.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ _ROTATIONS = {"all_gather": "allgather", "all_to_all": "alltoall"}
 
 def config_text(model: Transformer, layout: ModelLayout, comment: str) -> str:
     """The model with a layout, as `steptime predict` reads it."""
-    return _toml(layout.of(model).to_dict(), comment)
+    return toml_text(layout.of(model).to_dict(), comment)
 
 
 def torchtitan_text(model: Transformer, layout: ModelLayout, comment: str) -> str:
@@ -56,16 +57,18 @@ def torchtitan_text(model: Transformer, layout: ModelLayout, comment: str) -> st
         "global_batch_size": model.batch,
         "seq_len": model.sequence,
     }
-    return _toml({"training": training, "parallelism": parallelism, "activation_checkpoint": again[layout.recompute]}, comment)
+    return toml_text(
+        {"training": training, "parallelism": parallelism, "activation_checkpoint": again[layout.recompute]}, comment
+    )
 
 
-def _toml(values: Mapping[str, Any], comment: str) -> str:
-    """Plain values, tables last."""
+def toml_text(values: Mapping[str, Any], comment: str) -> str:
+    """Plain values as TOML under a comment, tables last."""
     lines = [f"# {line}" for line in comment.splitlines()]
-    lines += [f"{key} = {_value(value)}" for key, value in values.items() if not isinstance(value, Mapping)]
+    lines += [f"{_key(key)} = {_value(value)}" for key, value in values.items() if not isinstance(value, Mapping)]
     for name, table in values.items():
         if isinstance(table, Mapping) and table:
-            lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in table.items())]
+            lines += ["", f"[{_key(name)}]", *(f"{_key(key)} = {_value(value)}" for key, value in table.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -73,11 +76,20 @@ def _value(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
+        if any(isinstance(each, Mapping) for each in value):  # a table to a line
+            return "[\n" + "".join(f"  {_value(each)},\n" for each in value) + "]"
         return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{_key(key)} = {_value(each)}' for key, each in value.items())} }}"
     if isinstance(value, str):
         escaped = "".join(_ESCAPES.get(each, each if each.isprintable() else f"\\U{ord(each):08x}") for each in value)
         return f'"{escaped}"'
     return repr(value)
 
 
+def _key(key: str) -> str:
+    return key if _BARE.fullmatch(key) else _value(key)
+
+
 _ESCAPES = {"\\": "\\\\", '"': '\\"'}
+_BARE = re.compile(r"[A-Za-z0-9_-]+")

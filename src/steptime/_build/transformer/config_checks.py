@@ -19,7 +19,7 @@ from steptime._program.program import MOST_RANKS
 if TYPE_CHECKING:
     from steptime._build.transformer.config import Transformer
 
-_CHOICES: Mapping[str, tuple[str, ...]] = {
+CHOICES: Mapping[str, tuple[str, ...]] = {
     "activation": ("gelu", "gelu_new", "relu_squared", "swiglu"),
     "norm": ("layer_norm", "rms_norm"),
     "norm_place": ("before", "after"),
@@ -90,7 +90,7 @@ def _wrong_values(model: Transformer) -> Iterator[str]:
     if not isinstance(name, str):
         yield f"name is {name!r}; expected text"
     yield from wrong_recompute(model.recompute, model.recompute_keeps, model.recompute_every, model.checkpointing)
-    for key, known in _CHOICES.items():
+    for key, known in CHOICES.items():
         value = getattr(model, key)
         if value not in known and not (key == "projections" and value == ""):
             yield f"{key} is {value!r}; expected {', '.join(known[:-1])} or {known[-1]}"

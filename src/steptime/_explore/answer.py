@@ -1,0 +1,79 @@
+"""A prediction as the page gets it: the keys of `predict --json`, sections as `--html` has them, and the timeline to draw."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from steptime._explore.controls import WrongValueError
+from steptime._explore.files import config_text
+from steptime._explore.subject import Subject, Values
+from steptime._report.answers import Prediction
+from steptime._report.html import sections
+from steptime._report.html.page import drawn
+from steptime._report.html.timeline import timeline_document
+from steptime._report.json import dumps
+from steptime._sim.explain.critical_path import critical_path
+from steptime.errors import SteptimeError
+
+PREDICT = "predict"
+EXPORTS = {"json": "application/json", "html": "text/html", "toml": "application/toml"}
+# What is drawn beside controls: as many lanes as a screen has, and events that are sent and drawn within a few milliseconds.
+_RANKS_DRAWN, _EVENTS_DRAWN = 8, 40_000
+
+
+def answered(subject: Subject, form: str, values: Values) -> bytes:
+    """What is asked about a variant, as bytes: everything the page shows (`PREDICT`), or a file. Mistakes are an answer too."""
+    try:
+        return _answered(subject, form, values)
+    except SteptimeError as error:
+        wrong = {"error": str(error), "control": error.control if isinstance(error, WrongValueError) else None}
+    except MemoryError:
+        wrong = {"error": "out of memory: choose fewer ranks or a smaller model", "control": None}
+    except Exception as error:  # a page that is answered nothing would show the variant before for ever
+        wrong = {"error": f"steptime cannot predict this, which is a mistake of its own: {error!r}"[:400], "control": None}
+    return _encoded(wrong)
+
+
+def _answered(subject: Subject, form: str, values: Values) -> bytes:
+    began = time.perf_counter()
+    if form == "toml":
+        return config_text(subject, values).encode()
+    prediction = subject.predicted(values)
+    if form == "json":
+        return dumps(prediction.to_dict()).encode()
+    if form == "html":
+        with tempfile.TemporaryDirectory(prefix="steptime-") as folder:
+            file = Path(folder) / "page.html"
+            prediction.html(file)
+            return file.read_bytes()
+    document = _document(subject, prediction, values)
+    return _encoded({**document, "seconds": round(time.perf_counter() - began, 4)})
+
+
+def _document(subject: Subject, prediction: Prediction, values: Values) -> Mapping[str, Any]:
+    chosen = drawn(prediction, ranks_at_most=_RANKS_DRAWN, events_at_most=_EVENTS_DRAWN)
+    path = critical_path(prediction.timeline)
+    return {
+        "answer": prediction.to_dict(),
+        "sections": {
+            "summary": sections.summary(prediction, {}),
+            "families": sections.families(prediction.breakdown),
+            "ranks": sections.ranks(prediction.ranks),
+            "path": sections.critical_path(prediction.critical_path),
+            "memory": sections.memory_section(prediction.memory),
+            "coverage": sections.coverage(prediction.coverage),
+        },
+        "timeline": timeline_document(prediction.timeline, chosen.ranks, path),
+        "note": chosen.note,
+        "command": subject.command(values),
+        "derived": subject.derived(prediction),
+    }
+
+
+def _encoded(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()

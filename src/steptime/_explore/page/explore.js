@@ -1,0 +1,176 @@
+// The application: what a person changes is asked about at once; what is shown says whether it is of what is set.
+
+import { Connection } from "/page/connection.js";
+import { Controls } from "/page/controls.js";
+import { Saved, time, words } from "/page/saved.js";
+import { recolour, showTimeline } from "/page/timeline.js";
+
+const byId = (id) => document.getElementById(id);
+const STALE = 150; // ms after which it is shown that an answer is being made
+const SPOKEN = 600; // ms of quiet after which a screen reader is told the answer
+
+history.replaceState(null, "", `/${location.hash}`); // the token stays out of sight and of bookmarks
+
+const described = await (await fetch("/api/controls")).json();
+byId("name").textContent = described.name;
+document.title = `${described.name} · steptime explore`;
+byId("footer").textContent = `steptime ${described.version}`;
+
+let shown = null; // the answer in sight, and the values it is of
+let last = null; // the control moved last
+let staleTimer = null, spokenTimer = null;
+
+const controls = new Controls(byId("controls"), described.controls, (control) => {
+  last = control;
+  ask();
+});
+const saved = new Saved(byId("saved"), controls, (values) => {
+  controls.take(values);
+  last = null;
+  ask();
+});
+
+function ask() {
+  const { values } = controls;
+  history.replaceState(null, "", Object.keys(values).length ? `/#${encodeURIComponent(JSON.stringify(values))}` : "/");
+  connection.ask(values, last);
+}
+
+function busy() {
+  byId("answer").setAttribute("aria-busy", "true");
+  staleTimer ??= setTimeout(() => {
+    document.body.classList.add("stale");
+    const began = performance.now() - STALE;
+    const tell = () => { byId("status").textContent = `predicting … ${((performance.now() - began) / 1000).toFixed(1)} s`; };
+    tell();
+    staleTimer = { interval: setInterval(tell, 500) };
+  }, STALE);
+}
+
+function settled() {
+  byId("answer").setAttribute("aria-busy", "false");
+  if (staleTimer?.interval) clearInterval(staleTimer.interval);
+  else clearTimeout(staleTimer);
+  staleTimer = null;
+}
+
+/** Markup of the server is escaped there; the content policy would run nothing of it anyway. */
+function fill(id, markup) { byId(id).innerHTML = markup; }
+
+function answer(given, question, more) {
+  shown = { given, values: question.values };
+  controls.silence();
+  controls.came(given.derived);
+  byId("problem").hidden = true;
+  for (const name of ["summary", "families", "ranks", "path", "coverage"]) fill(name, given.sections[name]);
+  fill("memory-part", given.sections.memory);
+  byId("note").textContent = given.note;
+  byId("note").hidden = !given.note;
+  byId("command").querySelector("code").textContent = given.command;
+  showTimeline(given.timeline);
+  if (more) return;
+  settled();
+  document.body.classList.remove("stale", "wrong");
+  byId("status").textContent = "";
+  performance.measure("answered", { start: question.at, end: performance.now() });
+  clearTimeout(spokenTimer);
+  spokenTimer = setTimeout(() => speak(given.answer), SPOKEN);
+}
+
+function speak(found) {
+  const [low, high] = found.interval_ms, fits = found.memory?.fits === false ? ", does not fit in memory" : "";
+  byId("spoken").textContent = `${time(found.step_time_ms)} ms per step, ${time(low)} to ${time(high)}${fits}; ${found.bound_by}`;
+}
+
+/** What cannot be: beside the control, the last good answer stays and is called that. */
+function wrong({ error, control }, question) {
+  settled();
+  controls.silence();
+  const beside = controls.all.get(control) ?? question.about;
+  if (beside) beside.say(error);
+  byId("problem").textContent = error;
+  byId("problem").hidden = Boolean(beside);
+  document.body.classList.add("stale", "wrong");
+  byId("status").textContent = shown ? "not possible: the answer is the last one that was" : "not possible";
+}
+
+function gone(text) {
+  settled();
+  document.body.classList.add("stale");
+  byId("status").textContent = "no server";
+  byId("gone").textContent = text;
+  byId("gone").hidden = false;
+}
+
+function back() {
+  byId("gone").hidden = true;
+  byId("status").textContent = "the server is back";
+  ask();
+}
+
+const connection = new Connection({ answer, wrong, busy, gone, back });
+
+// --- Saving, exporting ---
+
+byId("save").addEventListener("click", () => { if (shown) saved.add(shown.values, shown.given.answer); });
+byId("reset").addEventListener("click", () => { controls.take({}); last = null; ask(); });
+
+/** Says on a button what happened, for a moment. */
+function flash(button, text) {
+  const before = button.dataset.text ??= button.textContent;
+  button.textContent = text;
+  setTimeout(() => { button.textContent = before; }, 1400);
+}
+
+byId("copy").addEventListener("click", async (event) => {
+  if (!shown) return;
+  try {
+    await navigator.clipboard.writeText(shown.given.command);
+    flash(event.target, "Copied");
+  } catch {
+    getSelection().selectAllChildren(byId("command").querySelector("code"));
+    flash(event.target, "Selected below");
+  }
+});
+
+for (const button of document.querySelectorAll("[data-form]")) {
+  button.addEventListener("click", async () => {
+    if (!shown) return;
+    const { form } = button.dataset, { blob, error } = await connection.file(shown.values, form);
+    if (error) {
+      byId("problem").textContent = error;
+      byId("problem").hidden = false;
+      return;
+    }
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(blob);
+    link.download = `${described.name.replace(/[^\w.-]+/g, "-")}${Object.keys(shown.values).length ? "-variant" : ""}.${form}`;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+    flash(button, "Saved");
+  });
+}
+
+// --- Light and dark ---
+
+const root = document.documentElement, dark = matchMedia("(prefers-color-scheme: dark)"), theme = byId("theme");
+const isDark = () => (root.style.colorScheme || (dark.matches ? "dark" : "light")) === "dark";
+function paint() {
+  theme.textContent = isDark() ? "Light" : "Dark";
+  recolour();
+}
+theme.addEventListener("click", () => { root.style.colorScheme = isDark() ? "light" : "dark"; paint(); });
+dark.addEventListener("change", paint);
+paint();
+
+// --- The first answer: of what the address says ---
+
+function fromAddress() {
+  try {
+    const values = JSON.parse(decodeURIComponent(location.hash.slice(1)) || "{}");
+    controls.take(values && typeof values === "object" ? values : {});
+  } catch { controls.take({}); }
+}
+addEventListener("hashchange", () => { fromAddress(); ask(); });
+fromAddress();
+ask();

@@ -1,0 +1,168 @@
+"""`Subject`: what is explored, the controls it has, and a prediction with any values of them.
+
+One object answers everything about a variant, so that what the page shows, what it exports and what the command line it prints
+gives are the same.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from steptime._api.predict import platform_for, predict
+from steptime._build.config import Config, read_config
+from steptime._build.config_values import Overrides
+from steptime._build.dlrm.config import DlrmConfig
+from steptime._build.transformer.config import Transformer
+from steptime._explore.controls import SET, Control, WrongValueError
+from steptime._explore.keys import key_controls
+from steptime._explore.machine import AS_RECORDED, job_controls, machine_controls, what_if_controls
+from steptime._platforms.platform import Platform
+from steptime._program.workload import Workload
+from steptime._report.answers import Prediction
+from steptime._shard.configs import BuildConfig
+
+Values = Mapping[str, Any]
+# Whatever a person goes back and forth between.
+_REMEMBERED = 16
+_REPLICAS = (f"{SET}parallel.data", f"{SET}parallel.fsdp")
+_SIZES = tuple(f"{SET}parallel.{each}" for each in ("tensor", "context", "pipeline"))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A workload with what the command line said beside it."""
+
+    workload: Workload
+    arguments: tuple[str, ...]  # as the command line named the workload
+    platform: str | None = None
+    plan: str | None = None
+    calibration: str | None = None
+    _built: dict[tuple[Any, ...], Workload] = field(default_factory=dict, compare=False, repr=False)
+    _machines: dict[tuple[Any, ...], Platform] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def config(self) -> Config | None:
+        """What its file says; None where it was not made from a config."""
+        build = self.workload.rebuild
+        if not isinstance(build, BuildConfig):
+            return None
+        return read_config(build.path, Overrides(platform_ranks=build.platform_ranks or 1))
+
+    @cached_property
+    def controls(self) -> dict[str, Control]:
+        """All of them by name, in the order in which a page shows them."""
+        keys = [] if self.config is None else key_controls(self.config)
+        machine = machine_controls(self.workload, self.platform)
+        found = [*job_controls(self.workload, self.plan), *machine, *keys, *what_if_controls()]
+        return {control.name: control for control in found}
+
+    def checked(self, values: Values) -> dict[str, Any]:
+        """Values of all controls: those given, if the controls can have them, and the others as they are."""
+        unknown = next((name for name in values if name not in self.controls), None)
+        if unknown is not None:
+            raise WrongValueError(unknown[:40], f"there is no control {unknown[:40]!r} here")
+        return {name: control.checked(values.get(name, control.value)) for name, control in self.controls.items()}
+
+    def changed(self, values: Values) -> dict[str, Any]:
+        """The values that differ from those to begin with."""
+        return {name: value for name, value in values.items() if value != self.controls[name].value}
+
+    def predicted(self, given: Values) -> Prediction:
+        """The prediction with these values; `InputError` where there is none."""
+        values = self.checked(given)
+        workload = self.built(values)
+        platform = values["platform"]
+        if platform == AS_RECORDED:
+            return predict(workload, what_if=changes_of(values))
+        machine = self._machine(platform, workload.world_size, values)
+        return predict(
+            workload, machine, host=values["host"], power_cap_w=values["power_cap_w"], calibration=self.calibration,
+            what_if=changes_of(values),
+        )  # fmt: skip
+
+    def built(self, values: Values) -> Workload:
+        """The workload with checked values."""
+        batch, ranks, settings = self._asked(values)
+        key = (batch, ranks, tuple(sorted(settings.items())))
+        if key not in self._built:
+            _forget(self._built)
+            self._built[key] = self.workload.varied(batch=batch, ranks=ranks, settings=settings)
+        return self._built[key]
+
+    def _asked(self, values: Values) -> tuple[int | None, int | None, dict[str, Any]]:
+        """Another batch, other ranks and other keys, None and nothing where they are as they were.
+
+        Ranks stay as many where sizes of groups change, unless the number of replicas is chosen too.
+        """
+        changed = self.changed(values)
+        settings = {name.removeprefix(SET): value for name, value in changed.items() if name.startswith(SET)}
+        resized = any(name in changed for name in _SIZES) and not any(name in changed for name in _REPLICAS)
+        open_ranks = isinstance(self.config, DlrmConfig) and self.config.ranks is None  # those of the platform
+        ranks = values["ranks"] if "ranks" in changed or resized or open_ranks else None
+        return changed.get("batch"), ranks, settings
+
+    def _machine(self, platform: str, ranks: int, values: Values) -> Platform:
+        key = (platform, ranks, values["device"], values["host"], values["fabric"])
+        if key not in self._machines:
+            _forget(self._machines)
+            parts = {"device": values["device"], "host": values["host"], "fabric": values["fabric"]}
+            self._machines[key] = platform_for(platform, ranks, **parts)
+        return self._machines[key]
+
+    def command(self, given: Values) -> str:
+        """The command line that predicts the same."""
+        values = self.checked(given)
+        batch, ranks, settings = self._asked(values)
+        options: list[str] = []
+        if values["platform"] != AS_RECORDED:
+            # By the name it was given where it is the same machine; the control has that of all its ranks.
+            same = (
+                self.platform is not None
+                and "platform" not in self.changed(values)
+                and ranks in (None, self.workload.world_size)
+            )
+            options += ["--platform", self.platform if same and self.platform else values["platform"]]
+        named = {"--batch": batch, "--ranks": ranks, "--plan": self.plan, "--device": values["device"]}
+        named |= {"--host": values["host"], "--fabric": values["fabric"], "--power-cap": values["power_cap_w"]}
+        for option, value in {**named, "--calibration": self.calibration}.items():
+            options += [] if value is None else [option, f"{value:g}" if isinstance(value, float) else str(value)]
+        for key, value in settings.items():
+            options += ["--set", f"{key}={_written(value)}"]
+        for change in changes_of(values):
+            options += ["--what-if", change]
+        script = self.arguments[1:] if len(self.arguments) > 1 and not Path(self.arguments[1]).exists() else ()
+        paths = self.arguments[: len(self.arguments) - len(script)]
+        return shlex.join(["steptime", "predict", *paths, *options, *(["--", *script] if script else ())])
+
+    def derived(self, prediction: Prediction) -> dict[str, Any]:
+        """What controls that were left alone came out as: ranks, and how they are divided."""
+        job = prediction.workload
+        result: dict[str, Any] = {"ranks": job.world_size}
+        if isinstance(self.config, Transformer):
+            sizes = job.description.parallelism or {}
+            result |= {f"{SET}parallel.{name}": size for name, size in sizes.items()}
+            result |= {name: sizes.get(name.rpartition(".")[2], 1) for name in (*_REPLICAS, *_SIZES)}
+        return {name: value for name, value in result.items() if name in self.controls}
+
+
+def changes_of(values: Values) -> list[str]:
+    """All changes in the words of `--what-if`: those written, and those that sliders stand for."""
+    factors = {"host": values["host_factor"], "communication": values["wire_factor"]}
+    sliders = [f"{what} * {factor:g}" for what, factor in factors.items() if factor != 1]
+    return [*sliders, *values["what_if"]]
+
+
+def _written(value: object) -> str:
+    """A value as `--set` takes it."""
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _forget(remembered: dict[tuple[Any, ...], Any]) -> None:
+    """Makes room for one more: the oldest goes."""
+    if len(remembered) >= _REMEMBERED:
+        del remembered[next(iter(remembered))]

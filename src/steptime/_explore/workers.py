@@ -1,0 +1,191 @@
+"""`Workers`: processes that predict, the newest question of every page first.
+
+A page that moves a slider asks faster than anybody can answer. Of the questions of one page only the newest counts: an older
+one that waits is dropped, and one that is being answered is left to finish if it is soon done, and its process replaced if not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import pickle
+import sys
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from steptime._explore.answer import PREDICT
+from steptime._explore.subject import Subject
+from steptime._explore.worker import FRAME, framed
+
+PROCESSES = 2
+"""One answers while the other still has a question that does not count any more."""
+
+_PATIENCE_S = 1.0  # for an answer nobody waits for; starting a process anew takes about as long
+_MOST_WAITING = 32
+_REMEMBERED = 48
+_START = "from steptime._explore.worker import main; main()"
+
+
+class SupersededError(Exception):
+    """The page has asked something newer."""
+
+
+class BusyError(Exception):
+    """More questions wait than anybody would wait for."""
+
+
+class EndedError(Exception):
+    """The process that answered has ended."""
+
+
+@dataclass(eq=False)
+class _Question:
+    page: str
+    form: str
+    values: dict[str, Any]
+    answer: asyncio.Future[bytes]
+    begun: float | None = None
+
+    @property
+    def kind(self) -> tuple[str, bool]:
+        """Questions of which the newest counts; files that are asked for are made beside."""
+        return self.page, self.form == PREDICT
+
+
+@dataclass(eq=False)
+class _Process:
+    """One process, and what it is busy with."""
+
+    started: asyncio.subprocess.Process
+    question: _Question | None = None
+
+    async def ask(self, question: _Question) -> bytes:
+        assert self.started.stdin is not None and self.started.stdout is not None
+        try:
+            self.started.stdin.write(framed(pickle.dumps((question.form, question.values))))
+            await self.started.stdin.drain()
+            (length,) = FRAME.unpack(await self.started.stdout.readexactly(FRAME.size))
+            return await self.started.stdout.readexactly(length)
+        except (OSError, EOFError) as error:
+            raise EndedError from error
+
+    async def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.started.kill()
+        await self.started.wait()
+
+
+@dataclass
+class Workers:
+    """Questions in, answers out; to be started and ended."""
+
+    subject: Subject
+    _processes: list[_Process] = field(default_factory=list)
+    _waiting: list[_Question] = field(default_factory=list)
+    _known: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _ended: bool = False
+
+    async def start(self) -> None:
+        """Starts the processes; each gets ready with the variant to begin with."""
+        for _ in range(PROCESSES):
+            self._processes.append(await self._started())
+
+    async def end(self) -> None:
+        """Ends all of them; questions without an answer are told so."""
+        self._ended = True
+        for task in self._tasks:
+            task.cancel()
+        for question in self._waiting:
+            _settle(question, EndedError())
+        for process in self._processes:
+            if process.question is not None:
+                _settle(process.question, EndedError())
+            await process.end()
+
+    async def ask(self, page: str, form: str, values: dict[str, Any]) -> bytes:
+        """The answer; `SupersededError` where the page asks something newer meanwhile."""
+        key = json.dumps([form, values], sort_keys=True)
+        if form == PREDICT:
+            self._supersede(page)
+        if key in self._known:
+            self._known.move_to_end(key)
+            return self._known[key]
+        if len(self._waiting) >= _MOST_WAITING:
+            raise BusyError
+        question = _Question(page, form, values, asyncio.get_running_loop().create_future())
+        self._waiting.append(question)
+        self._assign()
+        answer = await question.answer
+        self._known[key] = answer
+        while len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+        return answer
+
+    def _supersede(self, page: str) -> None:
+        """Drops what the page asked before."""
+        old = (page, True)
+        for question in [each for each in self._waiting if each.kind == old]:
+            self._waiting.remove(question)
+            _settle(question, SupersededError())
+        for process in self._processes:
+            running = process.question
+            if running is None or running.kind != old:
+                continue
+            _settle(running, SupersededError())
+            if running.begun is not None and time.monotonic() - running.begun > _PATIENCE_S:
+                with contextlib.suppress(ProcessLookupError):
+                    process.started.kill()
+
+    def _assign(self) -> None:
+        for process in self._processes:
+            if process.question is None and self._waiting:
+                process.question = self._waiting.pop(0)
+                task = asyncio.create_task(self._serve(process, process.question))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, process: _Process, question: _Question) -> None:
+        question.begun = time.monotonic()
+        late = asyncio.get_running_loop().call_later(_PATIENCE_S, _abandon, process, question)
+        try:
+            answer = await process.ask(question)
+            if not question.answer.done():
+                question.answer.set_result(answer)
+        except EndedError as error:
+            _settle(question, error)
+            await process.end()
+            if not self._ended:
+                process.started = (await self._started()).started
+        finally:
+            late.cancel()
+        process.question = None
+        self._assign()
+
+    async def _started(self) -> _Process:
+        # Its own session: an interrupt at the terminal is for the server, which ends its processes.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        started = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", _START, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            start_new_session=True, env=environment,
+        )  # fmt: skip
+        assert started.stdin is not None
+        started.stdin.write(framed(pickle.dumps(self.subject)))
+        return _Process(started)
+
+
+def _abandon(process: _Process, question: _Question) -> None:
+    """Ends a process whose answer has taken long and nobody waits for."""
+    if process.question is question and question.answer.done():
+        with contextlib.suppress(ProcessLookupError):
+            process.started.kill()
+
+
+def _settle(question: _Question, error: Exception) -> None:
+    if not question.answer.done():
+        question.answer.set_exception(error)
+        question.answer.exception()  # whoever asked may have gone
