@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
+
+from steptime.errors import InputError
 
 NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
@@ -87,3 +93,80 @@ def dtype_bytes(name: str) -> int:
 def ms(nanoseconds: float) -> float:
     """Nanoseconds as milliseconds, for people."""
     return float(nanoseconds) / NS_PER_MS
+
+
+# --- quantities as people write them ---------------------------------------------------------------------------------------
+
+_DECIMAL = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_WRITTEN = re.compile(r"(?P<number>[0-9][0-9_]*(\.[0-9]*)?([eE][+-]?[0-9]+)?|\.[0-9]+)\s*(?P<unit>.*)", re.DOTALL)
+_SHOWN_AT_MOST = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """What a quantity is of, and the units it may be written in."""
+
+    name: str
+    units: Mapping[str, float]  # unit -> how many of the first one
+    examples: str
+
+    def parse(self, text: str, where: str, *, plain: str | None = None) -> float:
+        """A quantity as people write it, in its first unit; a number alone is in the `plain` unit, or else in the first.
+
+        `where` names the option, or the file and the key.
+        """
+        shown = text if len(text) <= _SHOWN_AT_MOST else f"{text[:_SHOWN_AT_MOST]}..."
+        written = _WRITTEN.fullmatch(text.strip())
+        value = float(written["number"].replace("_", "")) if written else math.inf
+        if written is None or not math.isfinite(value):
+            raise InputError(f"{where} {shown!r}: expected {self.name} such as {self.examples}")
+        unit = written["unit"].strip() or plain
+        if unit is None:
+            return value
+        factor = self.units.get(unit) or self.units.get(unit.replace("µ", "u").replace("μ", "u"))
+        if factor is None:
+            raise InputError(f"{where} {shown!r}: {self.name} has no unit {unit[:_SHOWN_AT_MOST]!r}; expected {self.examples}")
+        return value * factor
+
+
+def _prefixed(unit: str, prefixes: str = "kMGTP") -> dict[str, float]:
+    return {unit: 1.0, **{f"{prefix}{unit}": _DECIMAL[prefix] for prefix in prefixes}}
+
+
+_BYTES = {
+    **_prefixed("B"), "KB": 1e3, **{f"{prefix}iB": 1024.0**power for power, prefix in enumerate("KMGTP", 1)}
+}  # fmt: skip
+# Small letters throughout are meant as bytes; `Gb` are bits, which nobody measures memory in.
+SIZE = Dimension(
+    "a size",
+    {"bytes": 1.0, **_BYTES, **{unit.lower(): factor for unit, factor in _BYTES.items()}},
+    "30GB, 80GiB or 30e9 (bytes)",
+)
+_MINUTE_S, _HOUR_S = 60.0, 3600.0
+_SECONDS = {
+    "s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "m": _MINUTE_S, "min": _MINUTE_S, "h": _HOUR_S
+}  # fmt: skip
+DURATION = Dimension("a time", _SECONDS, "90s, 2m or 1.5h; a number alone is seconds")
+NANOSECONDS = Dimension("a time", {unit: factor * NS_PER_S for unit, factor in _SECONDS.items()}, "5us, 700ns or 5e3 (ns)")
+MICROSECONDS = Dimension("a time", {unit: factor * 1e6 for unit, factor in _SECONDS.items()}, "5us, 700ns or 5 (us)")
+MINUTES = Dimension(
+    "a time", {unit: factor / _MINUTE_S for unit, factor in _SECONDS.items()}, "90s, 2m or 1.5h; a number is minutes"
+)
+POWER = Dimension("a power", {**_prefixed("W", "kM"), "w": 1.0}, "500W, 0.7kW or 500 (watts)")
+FREQUENCY = Dimension("a frequency", _prefixed("Hz"), "1.98GHz, 1980MHz or 1.98e9 (Hz)")
+_BITS = {
+    f"{bit}{per}": 0.125 * factor
+    for bit, factor in (*_prefixed("b").items(), *_prefixed("bit").items())
+    for per in ("/s", "ps")
+}
+BANDWIDTH = Dimension(
+    "a bandwidth",
+    {**{f"{unit}/s": factor for unit, factor in _BYTES.items()}, **_BITS},
+    "450GB/s, 400Gbit/s or 450e9 (bytes/s)",
+)
+GB_PER_S = Dimension(
+    "a bandwidth", {unit: factor / 1e9 for unit, factor in BANDWIDTH.units.items()}, "450GB/s, 400Gbit/s or 450 (GB/s)"
+)
+_RATES = {f"{prefix}{unit}": factor for unit in ("FLOPS", "FLOP/s", "OPS") for prefix, factor in (("", 1.0), *_DECIMAL.items())}
+RATE = Dimension("a rate", _RATES, "989TFLOPS or 989e12 (per second)")
+PRICE = Dimension("a price", {"$": 1.0, "USD": 1.0}, "2.5 (dollars for one GPU and hour)")

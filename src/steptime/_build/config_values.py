@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from steptime._units import SIZE
 from steptime.errors import InputError
 
 MOST_WIDTH = 1 << 20
@@ -115,6 +116,16 @@ class Values:
             upper = "" if most == MOST_WHOLE else f", at most {most}"
             raise self.wrong(key, f"a whole number of {least} or more{upper}")
         return value
+
+    def size(self, key: str) -> int:
+        """Bytes, as a number or with a unit ("30GB"), 1 or more."""
+        value = self.values[key]
+        if isinstance(value, str):
+            nbytes = SIZE.parse(value, f"{self.where}: {key}")
+            if not 1 <= nbytes <= MOST_WHOLE:
+                raise self.wrong(key, "1 byte or more")
+            return int(nbytes)
+        return self.whole(key, 1)
 
     def number(self, key: str, least: float, most: float = MOST_WHOLE) -> float:
         """A number in a range; neither NaN nor infinite."""

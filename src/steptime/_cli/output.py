@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
+from steptime._cli.quantities import quantity
+from steptime._units import DURATION, PRICE, SIZE
 from steptime.errors import InputError, printable
 
 if TYPE_CHECKING:
@@ -54,14 +56,28 @@ CalibrationFile = Annotated[
     Option("--calibration", metavar="FILE", help="Calibration of the machine, written by `steptime calibrate`."),
 ]
 
+Memory = Annotated[
+    int | None,
+    Option(
+        "--memory",
+        metavar="SIZE",
+        parser=quantity("--memory", SIZE, 1),
+        help="Memory limit of a rank, as 30GB, 80GiB or bytes.",
+    ),
+]
 Price = Annotated[
     float | None,
-    Option("--price", metavar="DOLLARS", help="Of one GPU for an hour: adds what steps cost.", show_default=False),
+    Option("--price", metavar="$", parser=quantity("--price", PRICE), help="Of one GPU for an hour: adds what steps cost."),
 ]
 
 Limit = Annotated[
     float | None,
-    Option("--limit", metavar="SECONDS", help="How long a training script may run (120 if not given).", show_default=False),
+    Option(
+        "--limit",
+        metavar="TIME",
+        parser=quantity("--limit", DURATION),
+        help="How long a training script may run, as 90 (s) or 5m; 2m if not given.",
+    ),
 ]
 
 ExpertSkew = Annotated[

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from steptime._cli.output import CalibrationFile, Json, Price, Set, settings_of, show
+from steptime._cli.output import CalibrationFile, Json, Memory, Price, Set, settings_of, show
 from steptime.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def plan(
         str | None,
         Option("--recompute", metavar="HOW[,HOW]", help="What is computed again: none, selective, ops, full."),
     ] = None,
-    memory: Annotated[int | None, Option("--memory", min=1, metavar="BYTES", help="Memory limit of a rank.")] = None,
+    memory: Memory = None,
     headroom: Annotated[
         float, Option("--headroom", min=0.0, max=0.99, metavar="SHARE", help="Share of a rank's memory left free.")
     ] = 0.0,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from steptime._cli.output import Json, show
+from steptime._cli.quantities import quantity
+from steptime._units import GB_PER_S, MICROSECONDS
 from steptime.errors import InputError
 
 if TYPE_CHECKING:
@@ -80,17 +82,41 @@ def fabric(
     ] = None,
     of: Annotated[str | None, Option("--of", metavar="NAME", help="Which of the folder's fabrics.")] = None,
     bandwidth: Annotated[
-        float | None, Option("--bandwidth", metavar="GB/S", help="From a data sheet: of one rank in one direction.")
+        float | None,
+        Option(
+            "--bandwidth",
+            metavar="GB/S",
+            parser=quantity("--bandwidth", GB_PER_S),
+            help="From a data sheet: of one rank in one direction.",
+        ),
     ] = None,
     latency: Annotated[
-        float | None, Option("--latency", metavar="US", help="From a data sheet: of the smallest message of two ranks.")
+        float | None,
+        Option(
+            "--latency",
+            metavar="US",
+            parser=quantity("--latency", MICROSECONDS),
+            help="From a data sheet: of the smallest message of two ranks.",
+        ),
     ] = None,
     ranks: Annotated[int | None, Option("--ranks", metavar="N", help="From a data sheet: number of ranks it connects.")] = None,
     network_bandwidth: Annotated[
-        float | None, Option("--network-bandwidth", metavar="GB/S", help="From a data sheet: of one network card.")
+        float | None,
+        Option(
+            "--network-bandwidth",
+            metavar="GB/S",
+            parser=quantity("--network-bandwidth", GB_PER_S),
+            help="From a data sheet: of one network card.",
+        ),
     ] = None,
     network_latency: Annotated[
-        float | None, Option("--network-latency", metavar="US", help="From a data sheet: between two nodes.")
+        float | None,
+        Option(
+            "--network-latency",
+            metavar="US",
+            parser=quantity("--network-latency", MICROSECONDS),
+            help="From a data sheet: between two nodes.",
+        ),
     ] = None,
     json: Json = False,
 ) -> None:

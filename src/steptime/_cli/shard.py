@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from steptime._cli.output import CalibrationFile, Json, Price, Set, settings_of, show
+from steptime._cli.output import CalibrationFile, Json, Memory, Price, Set, settings_of, show
+from steptime._cli.quantities import quantity
+from steptime._units import DURATION
 from steptime.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,14 +37,17 @@ def shard(
     batch: Annotated[int | None, Option("--batch", min=1, help="Global batch size.")] = None,
     settings: Set = None,
     fabric: Annotated[str | None, Option("--fabric", metavar="NAME", help="Another fabric; a name or a .toml file.")] = None,
-    memory: Annotated[int | None, Option("--memory", min=1, metavar="BYTES", help="Memory limit of a rank.")] = None,
+    memory: Memory = None,
     headroom: Annotated[
         float | None, Option("--headroom", min=0.0, max=0.99, metavar="SHARE", help="Share of a rank's memory left free.")
     ] = None,
     price: Price = None,
     calibration: CalibrationFile = None,
     budget: Annotated[
-        float | None, Option("--budget", min=0.0, metavar="S", help="Time limit of the search, in seconds.")
+        float | None,
+        Option(
+            "--budget", metavar="TIME", parser=quantity("--budget", DURATION), help="Time limit of the search, as 10 (s) or 2m."
+        ),
     ] = None,
     evaluations: Annotated[
         int | None,

@@ -29,6 +29,8 @@ from steptime._cli.output import (
     show,
     skew_experts,
 )
+from steptime._cli.quantities import quantity
+from steptime._units import POWER
 from steptime.errors import InputError
 
 if TYPE_CHECKING:
@@ -59,7 +61,13 @@ def predict(
     host: Annotated[str | None, Option("--host", metavar="NAME", help="Another host in the platform.")] = None,
     fabric: Annotated[str | None, Option("--fabric", metavar="NAME", help="Another fabric in the platform.")] = None,
     power_cap: Annotated[
-        float | None, Option("--power-cap", metavar="WATTS", help="What each card may draw, if not what its data sheet says.")
+        float | None,
+        Option(
+            "--power-cap",
+            metavar="WATTS",
+            parser=quantity("--power-cap", POWER),
+            help="What each card may draw, as 500W or 0.5kW, if not what its data sheet says.",
+        ),
     ] = None,
     price: Price = None,
     lookups: Annotated[

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from steptime._units import BANDWIDTH, FREQUENCY, NANOSECONDS, POWER, RATE, SIZE, Dimension
 from steptime.errors import InputError
 
 
@@ -31,9 +32,12 @@ class ValueRange:
     least: float
     most: float
     unit: str
+    dimension: Dimension | None = None  # whose units it may be written with, as text
 
     def check(self, where: str, value: object) -> float:
         """The value as a float; `where` names the file and the key, or the option."""
+        if self.dimension is not None and isinstance(value, str):
+            value = self.dimension.parse(value, where)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InputError(f"{where} is {_shown(value)}, expected a number of {self.unit}")
         if not self.least <= value <= self.most:
@@ -43,25 +47,25 @@ class ValueRange:
 
 _NEAREST = 6  # known names that an unknown one is answered with
 MOST_RANKS = 1 << 17  # more than any machine has; what is counted rank by rank stays small
-_BANDWIDTH = ValueRange(1e6, 1e15, "bytes per second (3.35 TB/s is 3.35e12)")
-_PEAK = ValueRange(1e9, 1e18, "operations per second (989 TFLOPS are 989e12)")
-_TIME = ValueRange(0, 1e9, "nanoseconds (5 us are 5e3)")
+_BANDWIDTH = ValueRange(1e6, 1e15, "bytes per second (3.35 TB/s is 3.35e12)", BANDWIDTH)
+_PEAK = ValueRange(1e9, 1e18, "operations per second (989 TFLOPS are 989e12)", RATE)
+_TIME = ValueRange(0, 1e9, "nanoseconds (5 us are 5e3)", NANOSECONDS)
 _FRACTION = ValueRange(1e-3, 1.0, "of what the data sheet has")
 RANGES: Mapping[str, ValueRange] = {
     "sms": ValueRange(1, 1e4, "SMs"),
     "threads_per_sm": ValueRange(32, 1e5, "threads"),
     "compute_capability": ValueRange(1, 100, "major.minor, as NVIDIA numbers it"),
-    "memory_bytes": ValueRange(1e8, 1e14, "bytes (80 GB are 80e9)"),
-    "cache_bytes": ValueRange(1e4, 1e11, "bytes (50 MB are 50e6)"),
-    "clock_hz": ValueRange(1e7, 1e11, "hertz (1.98 GHz are 1.98e9)"),
-    "power_w": ValueRange(1, 1e5, "watts"),
+    "memory_bytes": ValueRange(1e8, 1e14, "bytes (80 GB are 80e9)", SIZE),
+    "cache_bytes": ValueRange(1e4, 1e11, "bytes (50 MB are 50e6)", SIZE),
+    "clock_hz": ValueRange(1e7, 1e11, "hertz (1.98 GHz are 1.98e9)", FREQUENCY),
+    "power_w": ValueRange(1, 1e5, "watts", POWER),
     "bandwidth_bytes_per_s": _BANDWIDTH,
     "host_bandwidth_bytes_per_s": _BANDWIDTH,
     "cache_bandwidth_bytes_per_s": _BANDWIDTH,
-    "buffered_bytes": ValueRange(1, 1e12, "bytes (1.5 MB are 1.5e6)"),
+    "buffered_bytes": ValueRange(1, 1e12, "bytes (1.5 MB are 1.5e6)", SIZE),
     "host_slowdown": ValueRange(1, 1e2, "times (1: none)"),
     "cores": ValueRange(1, 1e4, "cores of the box"),
-    "latency_ns": ValueRange(0.1, 1e9, "nanoseconds (5 us are 5e3)"),
+    "latency_ns": ValueRange(0.1, 1e9, "nanoseconds (5 us are 5e3)", NANOSECONDS),
     "spread": ValueRange(0, 1, "ln of a time"),
     "interval_factor": ValueRange(1, 1e3, "times either way"),
     "energy": ValueRange(0.01, 100, "of what the other device needs"),

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from steptime._calibrate.harness.command import LineParser, Measured, Options, measured
+from steptime._calibrate.harness.command import LineParser, Measured, Options, measured, minutes
 from steptime._files import check_file_name, write_whole
 from steptime._measurements.store import devices_of_rows
 from steptime.errors import InputError
@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     made = LineParser(prog="steptime adopt", allow_abbrev=False, description=__doc__.partition("\n")[0])
     made.add_argument("name", metavar="NAME", help="what the platform and its files are called")
     made.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="folder of the platform and of its rows")
-    made.add_argument("--minutes", type=float, default=ADOPT.minutes, help=f"of measuring ({ADOPT.minutes:g}); 2 will do")
+    made.add_argument("--minutes", type=minutes, default=ADOPT.minutes, help=f"of measuring ({ADOPT.minutes:g}); 2 will do")
     made.add_argument("--fit", action="store_true", help="measure nothing; fit the rows that are in DIR, without a GPU")
     about = "no models of other devices, scaled, for what was measured too little"
     made.add_argument("--alone", action="store_true", help=about)

@@ -82,7 +82,7 @@ def constraints_of(section: Values) -> Constraints:
     pinned, kinds_of = section.table("pinned"), section.table("kinds_of").values
     least, most = section.table("min_partition"), section.table("max_partition")
     return Constraints(
-        memory_bytes=section.whole("memory_bytes", 1) if "memory_bytes" in section.values else None,
+        memory_bytes=section.size("memory_bytes") if "memory_bytes" in section.values else None,
         pinned={name: pinned.whole(name, 0) for name in pinned.values},
         kinds=_kinds(section.values.get("kinds", list(USUAL_KINDS)), f"{section.where}, kinds"),
         kinds_of={name: _kinds(kinds, f"{section.where}, kinds_of, {name}") for name, kinds in kinds_of.items()},

@@ -25,6 +25,7 @@ from steptime._calibrate.harness.conditions import NO_GPU, Clocks, disturbances,
 from steptime._calibrate.harness.ranks import FAILED, LATE
 from steptime._calibrate.harness.session import Session, clock_file
 from steptime._measurements.store import devices_of_rows
+from steptime._units import DURATION, MINUTES
 from steptime.errors import InputError, printable
 
 
@@ -96,12 +97,23 @@ _MOST_S = 60.0
 _NAMES = 20
 
 
+def minutes(text: str) -> float:
+    """How long, as a number of minutes or with a unit."""
+    return MINUTES.parse(text, "--minutes")
+
+
+def _seconds(text: str) -> float:
+    return DURATION.parse(text, "a time")
+
+
 def parser(job: Job) -> argparse.ArgumentParser:
     """The options of one job."""
     about = f"Measures {job.about}. Interrupted, it goes on where it was."
     made = LineParser(prog=job.words, allow_abbrev=False, description=about)
     made.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="folder to append rows to, as Parquet")
-    made.add_argument("--minutes", type=float, default=job.minutes, help=f"stop after so many ({job.minutes:g})")
+    made.add_argument(
+        "--minutes", type=minutes, default=job.minutes, metavar="TIME", help=f"stop after so many ({job.minutes:g}), or 90s, 2m"
+    )
     usual = ",".join(map(str, job.ranks))
     made.add_argument("--ranks", default="", metavar="N,N", help=f"rank counts ({usual}, or as many as there are GPUs)")
     made.add_argument("--share-gpu", action="store_true", help="all ranks on the first GPU, through CUDA MPS")
@@ -119,9 +131,9 @@ def parser(job: Job) -> argparse.ArgumentParser:
         made.add_argument("--plans", type=Path, default=None, metavar="FILE", help=about)
     if job.takes_seconds:
         made.add_argument(
-            "--warm-up", type=float, default=WARM_UP_S, metavar="S", help=f"seconds before timing ({WARM_UP_S:g})"
+            "--warm-up", type=_seconds, default=WARM_UP_S, metavar="S", help=f"seconds before timing ({WARM_UP_S:g})"
         )
-        made.add_argument("--seconds", type=float, default=TIMED_S, metavar="S", help=f"seconds of timing ({TIMED_S:g})")
+        made.add_argument("--seconds", type=_seconds, default=TIMED_S, metavar="S", help=f"seconds of timing ({TIMED_S:g})")
     return made
 
 
