@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gzip
 import io
 import json
 import math
@@ -14,15 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.program.small_traces import RANKS, Files, Json, small_chakra, small_et, small_kineto, small_saved
+from tests.program.small_traces import Files, Json
 
-from steptime._platforms.platform import Platform
 from steptime._program.load import load
 from steptime._program.workload import Workload
 from steptime._report.answers import Replayed
 from steptime._report.inspection import inspect_workload
 from steptime._report.json import dumps, prediction_document
-from steptime._sim.modelled.prediction import predict_on
 from steptime._sim.prediction import predict
 from steptime._sim.recorded.replay import replay
 from steptime.errors import SteptimeError
@@ -248,73 +245,6 @@ def damage(rng: random.Random, data: bytes, many: str | None) -> bytes:
     return rng.choice(BYTES)(rng, data) if data else data
 
 
-# Cases.
-
-
-def _one(rng: random.Random) -> Files:
-    rank = rng.randrange(RANKS)
-    return {rng.choice(("trace.json", f"rank{rank}.json")): damage(rng, small_kineto(rank), "traceEvents")}
-
-
-def _execution(rng: random.Random) -> Files:
-    return {"rank0.et.json": damage(rng, small_et(0), "nodes")}
-
-
-def _linked(rng: random.Random) -> Files:
-    kineto, et = small_kineto(1), small_et(rng.choice((1, 1, 0)))
-    if rng.random() < 0.5:
-        return {"rank1.kineto.json": damage(rng, kineto, "traceEvents"), "rank1.et.json": et}
-    return {"rank1.kineto.json": kineto, "rank1.et.json": damage(rng, et, "nodes")}
-
-
-def _job(rng: random.Random) -> Files:
-    files = {f"rank{r}.kineto.json": small_kineto(r) for r in sorted(rng.sample(range(RANKS), rng.choice((2, 2, 2, 4))))}
-    for name in rng.sample(sorted(files), rng.choice((1, 1, 2))):
-        files[name] = damage(rng, files[name], "traceEvents")
-    return files
-
-
-def _chakra(rng: random.Random) -> Files:
-    files = {f"job.{r}.et": small_chakra(r) for r in range(rng.choice((1, 1, 2)))}
-    return {name: damage(rng, data, None) for name, data in files.items()}
-
-
-def _saved(rng: random.Random) -> Files:
-    document = json.loads(small_saved())
-    program = rng.choice(document["programs"])
-    for _ in range(rng.choice((1, 1, 2, 5))):
-        table = program.get(rng.choice(("ops", "calls", "works", "works", "calls")))
-        column = table[rng.choice(list(table))] if isinstance(table, dict) and table else None
-        if rng.random() < 0.5 and isinstance(column, list) and column:
-            column[rng.randrange(len(column))] = rng.choice(
-                (-1, 0, 1, 5, 300, 2**31 - 1, 2**40, 2**62, -(2**63), rng.choice(column))
-            )
-        else:
-            rng.choice((retype, drop_key, borrow))(
-                rng, program, rng.choice(("collectives", "threads", "streams", "signatures", "orders"))
-            )
-    if rng.random() < 0.3:  # as a timeline that was drawn
-        document = {"displayTimeUnit": "ms", "played": document, "traceEvents": []}
-    data = json.dumps(document, separators=(",", ":")).encode("utf-8", errors="surrogatepass")
-    return {"small.json": rng.choice(BYTES)(rng, data) if rng.random() < 0.2 else data}
-
-
-KINDS: tuple[Callable[[random.Random], Files], ...] = (_one, _one, _one, _job, _job, _linked, _execution, _chakra, _saved)
-
-
-def case(seed: int) -> Files:
-    """The files of one case."""
-    rng = random.Random(seed)
-    files = KINDS[seed % len(KINDS)](rng)
-    if rng.random() < 0.1:
-        files = {f"{name}.gz": gzip.compress(data, 1, mtime=0) for name, data in files.items()}
-        if rng.random() < 0.5:
-            files = {name: rng.choice(BYTES)(rng, data) for name, data in files.items()}
-    elif rng.random() < 0.03:
-        files = {"all.tar.gz": rng.choice(BYTES)(rng, tar(files)) if rng.random() < 0.7 else tar(files)}
-    return files
-
-
 def tar(files: Files, mode: str = "w:gz") -> bytes:
     """The files as an archive."""
     buffer = io.BytesIO()
@@ -367,17 +297,6 @@ def _unprofiled(workload: Workload) -> None:
     low, high = prediction.interval_ms
     assert 0 <= low <= prediction.step_time_ms <= high < math.inf, prediction
     strict_json(dumps(prediction_document(prediction)))
-
-
-def on_platform(paths: list[Path], platform: Platform, *, profiled: bool) -> str:
-    """The same of predicting on a platform."""
-    try:
-        found = predict_on(load(paths), platform, profiled=profiled)
-    except SteptimeError as error:
-        return _line(error)
-    assert 0 <= found.interval_ms[0] <= found.step_time_ms <= found.interval_ms[1] < math.inf, found
-    strict_json(dumps(prediction_document(found)))
-    return "result"
 
 
 def _inspected(workload: Workload) -> None:

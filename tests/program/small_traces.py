@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.program.test_chakra import COLL, COMP, node, varint
+from tests.program.chakra_messages import COLL, COMP, node, varint
 
 from steptime._program.formats import saved
 from steptime._program.load import load

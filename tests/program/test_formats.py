@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.program import test_chakra, test_execution_trace
+from tests.program import chakra_messages, test_execution_trace
 from tests.program.traces import Trace, Work
 
 from steptime._program.execution import ExecutionTrace
@@ -49,7 +49,7 @@ class Sample:
 SAMPLES = {
     "kineto": Sample(".json", kineto_sample),
     "execution_trace": Sample(".json", lambda: test_execution_trace.document([test_execution_trace.flat(3, "aten::mm")])),
-    "chakra": Sample(".et", lambda: test_chakra.file(test_chakra.node(1, num_ops=10))),
+    "chakra": Sample(".et", lambda: chakra_messages.file(chakra_messages.node(1, num_ops=10))),
     "saved": Sample(".json", saved_sample),
 }
 FORMATS = {each.name: each for each in formats()}

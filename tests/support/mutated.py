@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -78,3 +80,41 @@ def mutated_tree(tree: Any, draw: random.Random) -> Any:
     if type(tree) in (int, float) and abs(tree) < 1e300 and draw.random() < 0.6:
         return type(tree)(tree * draw.choice(FACTORS[:-1]))
     return draw.choice(VALUES)
+
+
+def mutated_number(tree: Any, draw: random.Random) -> Any:
+    """One number anywhere in a JSON document a few times as large or small, or that of another place: still plausible."""
+    places = list(_numbers(tree, ()))
+    if not places:
+        return mutated_tree(tree, draw)
+    path, value = draw.choice(places)
+    if draw.random() < 0.3:
+        return _replaced(tree, path, draw.choice(places)[1])
+    scaled = value * draw.choice((0, 0.01, 0.3, 0.5, 0.9, 1.1, 2, 3, 7, 100, 1e4, 1e7, 1e10))
+    return _replaced(tree, path, int(scaled) if isinstance(value, int) else scaled)
+
+
+def _numbers(tree: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], int | float]]:
+    if isinstance(tree, dict | list):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from _numbers(value, (*path, key))
+    elif type(tree) in (int, float) and abs(tree) < 1e100:
+        yield path, tree
+
+
+def _replaced(tree: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    if isinstance(tree, dict):
+        return {**tree, path[0]: _replaced(tree[path[0]], path[1:], value)}
+    return [*tree[: path[0]], _replaced(tree[path[0]], path[1:], value), *tree[path[0] + 1 :]]
+
+
+def written_json(tree: Any) -> str:
+    """With integers of any length, which `json` refuses to write by itself."""
+    limit = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)
+    try:
+        return json.dumps(tree)
+    finally:
+        sys.set_int_max_str_digits(limit)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import zlib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from steptime._files import write_output
+from steptime._lookups.generators import MOST_ROWS
 from steptime._lookups.spectrum import HOTTEST, Footprint, Spectrum, grid
 from steptime._lookups.statistics import QUANTILES, REUSE_BINS, Lengths, Statistics
 from steptime._lookups.table import TableStatistics
@@ -22,6 +23,11 @@ _WHOLE = _NUMBERS[:-1]
 _LISTS = {"reuse": REUSE_BINS, "lengths": len(QUANTILES), "hottest": len(HOTTEST)}  # with so many entries each
 _ANY_LENGTH = ("spectrum_rows", "spectrum_lookups", "footprint")
 _FIELDS = {"schema_version", "table", *_NUMBERS, *_LISTS, *_ANY_LENGTH}
+# What a number may be: rows as generators have them, width and batch as configs, all else as many lookups as 2^24 samples
+# of a million each come to.
+_MOST = {"rows": MOST_ROWS, "dim": 1 << 20, "batch": 1 << 24}
+_MOST_LOOKUPS = 1 << 44
+_ROUNDED = 0.02  # by which totals may differ from the sum of their parts
 
 
 def to_dict(statistics: TableStatistics) -> dict[str, Any]:
@@ -68,6 +74,7 @@ def from_dict(values: Any, where: str = "Lookup statistics") -> TableStatistics:
             f"{where}: {len(values['footprint'])} footprint entries and {len(values['spectrum_rows'])} and "
             f"{len(values['spectrum_lookups'])} of the spectrum; expected {len(windows)}, and two lists of one length."
         )
+    _check_sums(values, where)
     lists = {name: tuple(map(float, values[name])) for name in (*_LISTS, *_ANY_LENGTH)}
     return TableStatistics(
         table=values["table"],
@@ -91,15 +98,17 @@ def _check(values: dict[str, Any], where: str) -> None:
     if not isinstance(values["table"], str):
         raise InputError(f"{where}: table is {values['table']!r}; expected a name.")
     for name in _NUMBERS:
-        if not _is_number(values[name]) or (name in _WHOLE and not isinstance(values[name], int)):
-            raise InputError(f"{where}: {name} is {values[name]!r}; expected a number of 0 or more.")
+        most = _MOST.get(name, _MOST_LOOKUPS)
+        if not _is_number(values[name], most) or (name in _WHOLE and not isinstance(values[name], int)):
+            raise InputError(f"{where}: {name} is {_shown(values[name])}; expected a number of 0 or more, at most {most}.")
     for name in (*_LISTS, *_ANY_LENGTH):
         entries = values[name]
         if not isinstance(entries, list) or len(entries) != _LISTS.get(name, len(entries)):
             raise InputError(f"{where}: {name} is not a list of {_LISTS.get(name, 'numbers')}; expected what steptime saved.")
         bad = next((index for index, entry in enumerate(entries) if not _is_number(entry)), None)
         if bad is not None:
-            raise InputError(f"{where}: {name}[{bad}] is {entries[bad]!r}; expected a number of 0 or more.")
+            found = _shown(entries[bad])
+            raise InputError(f"{where}: {name}[{bad}] is {found}; expected a number of 0 or more, at most {_MOST_LOOKUPS}.")
     if values["rows"] < 1 or values["batch"] < 1 or values["dim"] < 1 or values["unique"] > values["lookups"]:
         raise InputError(
             f"{where}: rows {values['rows']}, dim {values['dim']}, batch {values['batch']}, lookups {values['lookups']}, "
@@ -107,8 +116,34 @@ def _check(values: dict[str, Any], where: str) -> None:
         )
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+def _check_sums(values: dict[str, Any], where: str) -> None:
+    """What is counted in parts adds up to what was counted in all: times are computed from either."""
+    rows, lookups, footprint = (values[name] for name in _ANY_LENGTH)
+    for name, parts, total in (("unique", rows, values["unique"]), ("lookups", lookups, values["lookups"])):
+        if abs(sum(parts) - total) > max(1.0, _ROUNDED * total):
+            raise InputError(f"{where}: {name} is {total}, its spectrum adds up to {sum(parts):g}; expected the same.")
+    if any(row <= 0 or row > lookup * (1 + _ROUNDED) for row, lookup in zip(rows, lookups, strict=True)):
+        raise InputError(f"{where}: a part of the spectrum has no rows, or fewer lookups than rows; expected one or more each.")
+    rising = all(before <= after for before, after in pairwise(footprint))
+    if footprint and not (footprint[0] > 0 and rising and footprint[-1] <= max(1.0, values["unique"]) * (1 + _ROUNDED)):
+        raise InputError(f"{where}: footprint is no rising list from one row to unique, which is {values['unique']}.")
+    if sum(values["reuse"]) > 1 + _ROUNDED:
+        raise InputError(f"{where}: the shares of reuse add up to {sum(values['reuse']):g}; expected at most 1.")
+    if max(values["lengths"], default=0) > max(1, values["lookups"]) or max(values["hottest"], default=0) > values["lookups"]:
+        raise InputError(
+            f"{where}: a bag or a row has more lookups than there are, {values['lookups']}; expected at most those."
+        )
+
+
+def _is_number(value: Any, most: int = _MOST_LOOKUPS) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
+
+
+def _shown(value: Any) -> str:
+    text = (
+        repr(value) if not isinstance(value, int) or abs(value) <= _MOST_LOOKUPS else f"a number of {value.bit_length()} bits"
+    )
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def save(path: Path, statistics: TableStatistics) -> None:

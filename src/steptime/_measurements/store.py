@@ -27,6 +27,10 @@ SCHEMA_VERSION = 1
 _VERSION_KEY = b"steptime_measurements"
 _PAGE_BYTES = 1 << 26  # what is compressed together
 
+# Nanoseconds of eleven days, bytes of a petabyte: nothing that is measured has more.
+_MOST = 1e15
+_REFERENCE = "reference_"  # what such columns hold was timed beside each repeat
+
 Row = Mapping[str, Any]
 
 
@@ -164,15 +168,40 @@ def read_part(path: Path, measured: MeasuredSet, columns: Sequence[str] | None =
 
 
 def _check_values(path: Path, table: pa.Table, measured: MeasuredSet) -> None:
-    """Nothing is missing that every row has, and times are numbers."""
+    """Nothing is missing that every row has, and numbers are some that can be."""
     holes = [name for name in measured.required if name in table.schema.names and table[name].null_count]
     if holes:
         raise InputError(f"{path}: column {holes[0]!r} of the set {measured.name} has rows without a value; measure them again")
-    if measured.timed and "times_ns" in table.schema.names and table.num_rows:
-        times = pc.list_flatten(table["times_ns"])
-        shortest = pc.min(pc.list_value_length(table["times_ns"])).as_py()
-        if not shortest or times.null_count or not pc.all(pc.is_finite(times)).as_py():
-            raise InputError(f"{path}: column 'times_ns' has rows without repeats, or repeats that are no numbers")
+    for name in table.schema.names:
+        wrong = _wrong_numbers(table[name])
+        if wrong:
+            raise InputError(f"{path}: column {name!r} of the set {measured.name} has {wrong}; measure these rows again")
+    if not measured.timed or "times_ns" not in table.schema.names or not table.num_rows:
+        return
+    repeats = pc.list_value_length(table["times_ns"])
+    if not pc.min(repeats).as_py():
+        raise InputError(f"{path}: column 'times_ns' has rows without repeats")
+    for name in [name for name in table.schema.names if name.startswith(_REFERENCE)]:
+        same = pc.all(pc.equal(pc.list_value_length(table[name]), repeats)).as_py()
+        if same is False or (pc.min(pc.list_flatten(table[name])).as_py() or 1) <= 0:
+            raise InputError(f"{path}: column {name!r} is not one time above 0 for each repeat; measure these rows again")
+
+
+def _wrong_numbers(column: pa.ChunkedArray) -> str:
+    """What a column has that no measurement gives; empty where there is nothing."""
+    entries = column
+    while pa.types.is_list(entries.type) or pa.types.is_fixed_size_list(entries.type):
+        entries = pc.list_flatten(entries)
+        if entries.null_count:
+            return "lists with an entry missing"
+    if pa.types.is_floating(entries.type):
+        if pc.all(pc.is_finite(entries)).as_py() is False:
+            return "values that are no numbers"
+        return f"values beyond {_MOST:g}" if (pc.max(pc.abs(entries)).as_py() or 0) > _MOST else ""
+    if pa.types.is_integer(entries.type):
+        ends = pc.min_max(entries).as_py()
+        return f"counts that are not from 0 to {_MOST:g}" if (ends["min"] or 0) < 0 or (ends["max"] or 0) > _MOST else ""
+    return ""
 
 
 def read(folder: Path, measured: MeasuredSet) -> pa.Table:

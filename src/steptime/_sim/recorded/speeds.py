@@ -69,9 +69,7 @@ def _unprofiled(step: ModelledStep, profiled: RecordedRun, measured_ns: Sequence
     if not periods[0] < middle < periods[-1] or share < _HAS_A_SAY:
         return None
     spread = float(np.std(np.log(measured_ns))) / share
-    return RecordedSpeed(
-        round(math.exp(np.interp(middle, periods, logs)), 4), round(spread, 4), len(measured_ns), round(share, 4)
-    )
+    return _told(math.exp(np.interp(middle, periods, logs)), spread, len(measured_ns), share)
 
 
 def _profiler(host: HostModel) -> ProfilerCost:
@@ -86,19 +84,27 @@ def _slowdown(step: ModelledStep) -> float:
     return step.speed(UNCALIBRATED).cpu / STEP.cpu
 
 
+def _told(factor: float, spread: float, repeats: int, share: float = 1.0) -> RecordedSpeed:
+    """What a recording says; an error where no machine is so fast or slow beside the platform's."""
+    try:
+        return RecordedSpeed(round(factor, 4), round(spread, 4), repeats, round(share, 4))
+    except ValueError as error:
+        raise InputError(
+            f"the recording beside the platform's models: {error}; look at it with steptime inspect, or give its own --platform"
+        ) from None
+
+
 def _speed(ratios: Sequence[float]) -> RecordedSpeed | None:
     """The quickest half of steps and ranks: pauses and warming up make others longer, never shorter."""
     if not ratios:
         return None
     kept = sorted(ratios)[: (len(ratios) + 1) // 2]
-    return RecordedSpeed(round(float(np.exp(np.mean(np.log(kept)))), 4), round(float(np.std(np.log(ratios))), 4), len(ratios))
+    return _told(float(np.exp(np.mean(np.log(kept)))), float(np.std(np.log(ratios))), len(ratios))
 
 
 def _middle(ratios: Sequence[float]) -> RecordedSpeed | None:
     logs = np.log(ratios)
-    return (
-        RecordedSpeed(round(float(np.exp(np.median(logs))), 4), round(float(np.std(logs)), 4), len(ratios)) if ratios else None
-    )
+    return _told(float(np.exp(np.median(logs))), float(np.std(logs)), len(ratios)) if ratios else None
 
 
 def _host(program: Program, cohort: Cohort, issued: Issued, profiler: ProfilerCost, slowdown: float) -> Iterator[float]:
@@ -136,7 +142,7 @@ def _device(ranks: Sequence[Rank]) -> RecordedSpeed | None:
     order = np.argsort(logs)
     middle = logs[order][np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2)]
     spread = float(np.sqrt(np.average((logs - middle) ** 2, weights=weights)))
-    return RecordedSpeed(round(float(np.exp(middle)), 4), round(spread, 4), len(ops))
+    return _told(float(np.exp(middle)), spread, len(ops))
 
 
 def _add_by_op(sums: dict[str, float], program: Program, times_ns: np.ndarray) -> None:

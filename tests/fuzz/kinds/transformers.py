@@ -7,7 +7,8 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from tests.cli.mutated_commands import Case
+from tests.fuzz.case import Case, Kind, damaged_text
+from tests.fuzz.samples import GPT
 
 PLAIN: Mapping[str, Any] = {
     "layers": 4, "width": 128, "heads": 8, "kv_heads": 4, "sequence": 64, "vocabulary": 512, "batch": 32, "feed_forward": 256,
@@ -59,13 +60,18 @@ _MORE = (
 )  # fmt: skip
 
 
-def predicted_transformer(draw: random.Random) -> Case:
+def transformer(draw: random.Random) -> Case:
     """A prediction of a config with none to three of its values changed, lost or added."""
+    return Case(("predict", "model.toml", "--platform", draw.choice(_PLATFORMS), "--json"), {"model.toml": _model(draw)})
+
+
+def _model(draw: random.Random) -> str | bytes:
+    if draw.random() < 0.1:
+        return damaged_text(draw, GPT)
     values: dict[str, Any] = json.loads(json.dumps({**PLAIN, **draw.choice(CONFIGS)}))
     for _ in range(draw.choice((0, 1, 1, 1, 2, 2, 3))):
         _change(values, draw)
-    text = "\n".join(_lines(values))
-    return Case(("predict", "model.toml", "--platform", draw.choice(_PLATFORMS)), {"model.toml": text})
+    return "\n".join(toml_lines(values))
 
 
 def _change(values: dict[str, Any], draw: random.Random) -> None:
@@ -84,7 +90,7 @@ def _change(values: dict[str, Any], draw: random.Random) -> None:
         table[key] = draw.choice(_VALUES)
 
 
-def _lines(values: Mapping[str, Any]) -> list[str]:
+def toml_lines(values: Mapping[str, Any]) -> list[str]:
     """As TOML, where tables come last; JSON writes all other values alike."""
     tables = {key: value for key, value in values.items() if isinstance(value, dict)}
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if key not in tables]
@@ -92,3 +98,6 @@ def _lines(values: Mapping[str, Any]) -> list[str]:
         inner = [f"{name} = {json.dumps(value) if not isinstance(value, dict) else '{}'}" for name, value in table.items()]
         lines += [f"[{key}]", *inner]
     return lines
+
+
+KINDS: dict[str, Kind] = {"transformer": transformer}

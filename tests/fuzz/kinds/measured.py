@@ -1,0 +1,72 @@
+"""Damaged measurements: Parquet sets that fabrics and models are made of."""
+
+from __future__ import annotations
+
+import io
+import random
+from functools import cache
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tests.fuzz.case import Case, Kind
+from tests.program.mutations import BYTES
+
+from steptime_lab.measurements.shipped import shipped
+
+_VERSION = {b"steptime_measurements": b"1"}
+_ODD = (None, 0, -1, 1, 3, 2**31, 2**62, 1e300, float("nan"), float("inf"), "", "text", "\0", "{", '{"a": 1}', [], [0], [1, -1])
+
+
+@cache
+def _rows(name: str) -> pa.Table:
+    """A few rows of a shipped set, of all sorts."""
+    table = shipped(name)
+    if name == "collectives":
+        table = table.filter(pa.compute.equal(table["fabric"], "loopback"))
+    return table.take(list(range(0, table.num_rows, max(1, table.num_rows // 150)))).combine_chunks()
+
+
+def _damaged(draw: random.Random, name: str) -> bytes:
+    """The rows with a column of another type, a value nobody expects, rows or columns lost; or bytes changed."""
+    table = _rows(name)
+    for _ in range(draw.choice((1, 1, 2))):
+        table = _changed(draw, table)
+    sink = io.BytesIO()
+    pq.write_table(table.replace_schema_metadata(_VERSION if draw.random() < 0.95 else {}), sink)
+    data = sink.getvalue()
+    return draw.choice(BYTES)(draw, data) if draw.random() < 0.15 else data
+
+
+def _changed(draw: random.Random, table: pa.Table) -> pa.Table:
+    kind, at = draw.random(), draw.randrange(table.num_columns)
+    column = table.schema.field(at)
+    if kind < 0.08:
+        return table.remove_column(at) if table.num_columns > 1 else table
+    if kind < 0.16:
+        return table.slice(draw.randrange(table.num_rows + 1), draw.choice((0, 1, 2, 10)))
+    if kind < 0.3:
+        return table.set_column(at, column.name, pa.array([draw.choice(_ODD[:6])] * table.num_rows))
+    values = table[at].to_pylist()
+    odd = draw.choice(_ODD)
+    for row in range(len(values)) if kind < 0.6 else draw.sample(range(len(values)), min(len(values), draw.choice((1, 5)))):
+        values[row] = [odd] if isinstance(values[row], list) and not isinstance(odd, list) else odd
+    for typed in (column.type, None):
+        try:
+            return table.set_column(at, column.name, pa.array(values, type=typed))
+        except (pa.ArrowException, OverflowError, TypeError, ValueError):
+            continue
+    return table
+
+
+def measured_fabric(draw: random.Random) -> Case:
+    """A fabric of one's own from timed collectives."""
+    words = ("fabric", "rows", "--name", "mine", "--of", "loopback", "--json")
+    return Case(words, {"rows/collectives/a-0-0000.parquet": _damaged(draw, "collectives")}, ("mine.toml", "mine.json"))
+
+
+def fitted_host(draw: random.Random) -> Case:
+    words = ("fit", "rows", "--only", "host", "-o", "fitted")
+    return Case(words, {"rows/host.parquet": _damaged(draw, "host")}, ("fitted/xeon-h200.json",))
+
+
+KINDS: dict[str, Kind] = {"measured-fabric": measured_fabric, "fitted-host": fitted_host}

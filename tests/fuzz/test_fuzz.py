@@ -1,0 +1,109 @@
+"""Damaged inputs of every kind: an answer that makes sense, or one clear line; a small change moves a step by little.
+
+The cases are the same on every run, 3,000 in all. One that fails: `python -m tests.fuzz --kind KIND --case NUMBER`.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from tests.fuzz import player
+from tests.fuzz.case import Case
+from tests.fuzz.kinds import KINDS, case_of
+from tests.fuzz.many import play, play_many
+from tests.fuzz.oracle import check_document, compared, judged
+
+CASES = 3_000
+OF_A_KIND = -(-CASES // len(KINDS))
+QUICK = 8
+
+
+def outcomes(kind: str, numbers: range) -> list[str]:
+    found = []
+    for number in numbers:
+        outcome = play(kind, number)
+        assert not outcome.bad, f"--kind {kind} --case {number}: {outcome.kind}: {outcome.message}"
+        found.append(outcome.kind)
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_inputs_give_an_answer_or_one_clear_line(kind: str) -> None:
+    outcomes(kind, range(QUICK))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_damaged_inputs_give_an_answer_or_one_clear_line(kind: str) -> None:
+    # Damage that always ends in an error would test little.
+    assert outcomes(kind, range(QUICK, OF_A_KIND)).count("answer") >= OF_A_KIND // 50
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_number_is_the_same_case(kind: str) -> None:
+    assert case_of(kind, 7) == case_of(kind, 7)
+    assert len({str(case_of(kind, number)) for number in range(5)}) > 1
+
+
+def test_processes_find_what_one_process_finds() -> None:
+    places = [("options", number) for number in range(6)]
+    found = {each.number: each.outcome.kind for each in play_many(range(6), places, jobs=2)}
+    assert found == dict(enumerate(outcomes("options", range(6))))
+
+
+# What would be bad is found.
+
+
+def test_numbers_that_mean_nothing_are_found() -> None:
+    for answer in (
+        {"a": [{"b_ms": -1}]},
+        {"b": float("inf")},
+        {"step_time_ms": 3.0, "interval_ms": [1.0, 2.0]},
+        {"parts": {"a": 1.0}, "total_ms": 9},
+    ):
+        with pytest.raises(AssertionError):
+            check_document(answer)
+    check_document({"error": -0.5, "saves_ms": -1.0, "step_time_ms": 3.0, "interval_ms": [1.0, 4.0]})
+
+
+def test_words_in_the_wrong_place_are_found() -> None:
+    for code, out, err in (
+        (1, "{}", ""),
+        (2, "", "two\nlines"),
+        (2, "", "steptime: error: \x1b[2J"),
+        (0, "", ""),
+        (0, "{}", "warning"),
+    ):
+        with pytest.raises(AssertionError):
+            judged(code, out, err, is_json=True)
+
+
+def test_a_step_that_jumps_without_a_word_is_found() -> None:
+    with pytest.raises(AssertionError):
+        compared({"step_time_ms": 1.0, "warnings": []}, {"step_time_ms": 1.1, "warnings": []})
+    compared({"step_time_ms": 1.0, "warnings": []}, {"step_time_ms": 1.1, "warnings": ["another tile"]})
+    compared({"step_time_ms": 1.0, "warnings": []}, {"step_time_ms": 1.04, "warnings": []})
+
+
+def test_what_hangs_grows_breaks_or_leaves_things_behind_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(command: object) -> str:
+        monkeypatch.setattr(player, "_command", lambda: command)
+        return player.played(Case(("x", "--json"), {"in.json": "{}"}), tmp_path / str(random.random())).kind
+
+    def hang(_: object) -> int:
+        while True:
+            pass
+
+    def leave(_: object) -> int:
+        Path("half").write_text("x")
+        print("{}")
+        return 0
+
+    monkeypatch.setattr(player, "CPU_SECONDS", 0.2)
+    assert of(hang) == "hang"
+    assert of(lambda _: 1 // 0) == "traceback"
+    assert of(lambda _: len(bytes(5 << 30))) == "traceback"
+    assert of(leave) == "wrong"
+    assert of(lambda _: print("{}") or 0) == "answer"
