@@ -72,6 +72,7 @@ _ENOUGH, _FIRST_LATER = 6, 2
 # Half of what a profiler adds per op lies outside the op's own record: it opens before the first time stamp and closes after
 # the second. Gaps longer than this are hand-overs to another thread.
 _OUTSIDE, _LONGEST_GAP_NS = 0.5, 300_000
+_BESIDE = ("reference_cpu_ns", "reference_launch_ns")  # timed beside each repeat
 _RECIPE = ("cpu", "os_kernel", "python", "torch", "cuda", "driver", "nccl", "date", "machine", "command")
 
 
@@ -85,6 +86,11 @@ def fit(rows: Iterable[Row], traces: Iterable[Program] = ()) -> HostModel:
     alone = [row for row in swept if row["share"] == 1]
     unprofiled = [row for row in swept if row["profiler"] == "off" and row["reference_cpu_ns"]]
     off, together = ([row for row in unprofiled if (row["share"] == 1) == single] for single in (True, False))
+    for row in unprofiled:
+        if {len(row[name] or ()) for name in _BESIDE} != {len(row["times_ns"])}:
+            raise InputError(
+                f"{row['kind']} {row['op']}: expected as many reference times as repeats; run steptime measure host"
+            )
     if not off:
         raise InputError("no unprofiled host costs with reference times to fit on; run steptime measure host")
     pace, launches = _pace(off), _launches(alone)
@@ -138,10 +144,7 @@ class Pace:
 
 
 def _pace(off: Sequence[Row]) -> Pace:
-    cpu_ns, launch_ns = (
-        float(np.percentile(np.concatenate([row[name] for row in off]), FAST_PERCENTILE))
-        for name in ("reference_cpu_ns", "reference_launch_ns")
-    )
+    cpu_ns, launch_ns = (float(np.percentile(np.concatenate([row[name] for row in off]), FAST_PERCENTILE)) for name in _BESIDE)
     without = [row for row in off if row["kind"] == "op_without_launch"]
     if not without:
         raise InputError("no host row measured an op without a launch; run steptime measure host")

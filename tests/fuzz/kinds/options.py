@@ -32,8 +32,8 @@ _NUMBERS = (
 _WORDS = (
     "", " ", "x", "none", "full", "-", "--", "--json", ",", "1,2", "h200", "8xh200-nvlink", "2xh200-nvlink", "1xh200",
     "../evil", "/", ".", "\x1b[2J", "a\nb", "x" * 5000, "\udcff", "nan", "[]", "{}", "model.toml", "missing.json",
-    "matmul * 0.5", "sync remove", "all * nan", "* * *", "op:aten::mm * 1e400", "worst", "mean", "nvlink", "loopback", "h100-nvlink",
-    "host", "batch=64", "parallel.fsdp=2", "width=0", "a.b.c=1", "tables=[]", "=", "A,B", "16xh100-ib400",
+    "matmul * 0.5", "sync remove", "all * nan", "* * *", "op:aten::mm * 1e400", "worst", "mean", "nvlink", "loopback",
+    "h100-nvlink", "host", "batch=64", "parallel.fsdp=2", "width=0", "a.b.c=1", "tables=[]", "=", "A,B", "16xh100-ib400",
 )  # fmt: skip
 _OF = {
     "--platform": ("2xh200-nvlink", "8xh200-nvlink", "1xh200", "16xh100-ib400", "8xa100-nvlink", "2xh200-half-loopback"),
