@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 from functools import cache
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +15,26 @@ from tests.program.mutations import BYTES
 from steptime_lab.measurements.shipped import shipped
 
 _VERSION = {b"steptime_measurements": b"1"}
-_ODD = (None, 0, -1, 1, 3, 2**31, 2**62, 1e300, float("nan"), float("inf"), "", "text", "\0", "{", '{"a": 1}', [], [0], [1, -1])
+_ODD: tuple[Any, ...] = (
+    None,
+    0,
+    -1,
+    1,
+    3,
+    2**31,
+    2**62,
+    1e300,
+    float("nan"),
+    float("inf"),
+    "",
+    "text",
+    "\0",
+    "{",
+    '{"a": 1}',
+    [],
+    [0],
+    [1, -1],
+)
 
 
 @cache
