@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from steptime._platforms.platform import Platform
     from steptime._program.program import Program
     from steptime._program.workload import Workload
-    from steptime._report.answers import Prediction, Predictions, Replayed, Sharding
+    from steptime._report.answers import Prediction, Replayed, Sharding
+    from steptime._report.sweep import Predictions
     from steptime._report.diff import Compared
     from steptime._report.plan import Planned
     from steptime._report.whatif import Suggestions
@@ -37,7 +38,7 @@ _LAZY = {
     "Planned": "steptime._report.plan:Planned",
     "Platform": "steptime._platforms.platform:Platform",
     "Prediction": "steptime._report.answers:Prediction",
-    "Predictions": "steptime._report.answers:Predictions",
+    "Predictions": "steptime._report.sweep:Predictions",
     "Program": "steptime._program.program:Program",
     "Replayed": "steptime._report.answers:Replayed",
     "Sharding": "steptime._report.answers:Sharding",

@@ -60,7 +60,7 @@ def read(
         if plan is not None:
             raise InputError(f"{text}: places its tables itself; a plan goes with a DLRM config or a sharding task")
         return _of_code(text, texts[1:], batch, ranks, platform_ranks, limit_s)
-    if len(paths) == 1 and _is_config(paths[0]):
+    if len(paths) == 1 and is_config(paths[0]):
         from steptime._shard.configs import configured_in
 
         file = None if plan is None else Path(plan)
@@ -79,7 +79,7 @@ def _check_unset(source: str, settings: Mapping[str, Any] | None) -> None:
         raise InputError(f"{source}: {fixed(None, None, settings)}")
 
 
-def _is_config(path: Path) -> bool:
+def is_config(path: Path) -> bool:
     """A config or a list of tables; JSON may also be a trace, so its first bytes are looked at."""
     if path.suffix != ".json":
         return path.suffix in (".toml", ".csv")

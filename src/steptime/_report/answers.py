@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -13,7 +13,7 @@ from steptime._files import write_output
 from steptime._platforms.platform import Platform
 from steptime._program.program import CallKind
 from steptime._report.cost import Cost, cost_of
-from steptime._report.json import SCHEMA_VERSION, Document, prediction_document, rounded
+from steptime._report.json import Document, prediction_document, rounded
 from steptime._report.verdict import Certainty, Fit, Verdict, verdict_of
 from steptime._report.words import interval_words, signed_percent, span_words, time_ms
 from steptime._sim.explain.activity import Window
@@ -61,7 +61,7 @@ class Prediction(PredictedStep):
 
     def to_table(self) -> pa.Table:
         """A row for every rank, with what is known of the whole step in every row."""
-        return table_of([{**_scalars(self.to_dict()), **rank} for rank in self.to_dict()["ranks"]])
+        return table_of([{**scalars(self.to_dict()), **rank} for rank in self.to_dict()["ranks"]])
 
     def html(self, path: str | Path) -> None:
         """Writes the page of `steptime predict --html`."""
@@ -256,75 +256,10 @@ def plan_verdict(why: PlanReasons) -> Verdict:
     return Verdict(Fit(fullest.rank, fullest.used_bytes, fullest.limit_bytes, {}), why.bound_by, certainty)
 
 
-@dataclass(frozen=True)
-class SweepVariant:
-    """One point of a sweep: what was set, and the prediction."""
-
-    settings: Mapping[str, Any]
-    prediction: Prediction
-
-    def to_dict(self) -> Document:
-        """Settings and the keys of a prediction."""
-        return {"settings": dict(self.settings), **self.prediction.to_dict()}
-
-
-@dataclass(frozen=True, repr=False)
-class Predictions(Sequence[Prediction]):
-    """The predictions of a sweep, in the order they were asked for."""
-
-    variants: tuple[SweepVariant, ...]
-    warnings: tuple[str, ...] = ()  # variants that cannot be built, and why
-
-    def __len__(self) -> int:
-        return len(self.variants)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [each.prediction for each in self.variants[index]]
-        return self.variants[index].prediction
-
-    def __iter__(self) -> Iterator[Prediction]:
-        return (each.prediction for each in self.variants)
-
-    def __repr__(self) -> str:
-        if not self.variants:
-            return "<Predictions: none>"
-        best = self.ranked[0]
-        return f"<Predictions: {len(self)} variants, most per second with {settings_words(best.settings)}: {best.prediction!r}>"
-
-    @property
-    def ranked(self) -> tuple[SweepVariant, ...]:
-        """Most samples per second first; those whose batch is not known by their step time."""
-        return tuple(
-            sorted(self.variants, key=lambda each: (-(each.prediction.samples_per_s or 0.0), each.prediction.step_time_ms))
-        )
-
-    def to_dict(self) -> Document:
-        """What `steptime sweep --json` writes."""
-        variants = [each.to_dict() for each in self.variants]
-        return {"schema_version": SCHEMA_VERSION, "variants": variants, "warnings": list(self.warnings)}
-
-    def to_table(self) -> pa.Table:
-        """A row for every variant."""
-        rows = []
-        for each in self.variants:
-            memory = each.prediction.memory
-            low, high = each.prediction.interval_ms
-            more: Document = {"interval_low_ms": low, "interval_high_ms": high}
-            more |= {"peak_bytes": memory.get("peak_bytes"), "fits": memory.get("fits")}
-            rows.append({**each.settings, **_scalars(each.prediction.to_dict()), **more})
-        return table_of(rows)
-
-
 def _begin_ns(played: Replay) -> int:
     """The earliest start of a step in the replay."""
     begins = [(each, each.cohort.program.calls.kind == CallKind.STEP_BEGIN) for each in played.timeline.cohorts]
     return int(min(each.call_start_ns[begin].min() for each, begin in begins if begin.any()))
-
-
-def settings_words(settings: Mapping[str, Any]) -> str:
-    """Settings of a variant in one line."""
-    return ", ".join(f"{name} {value}" for name, value in settings.items()) or "as it is"
 
 
 def plain(document: Document) -> Document:
@@ -333,11 +268,13 @@ def plain(document: Document) -> Document:
     return plain
 
 
-def _scalars(document: Document) -> Document:
+def scalars(document: Document) -> Document:
+    """What of an answer is one value."""
     return {key: value for key, value in document.items() if not isinstance(value, dict | list)}
 
 
 def table_of(rows: Sequence[Document]) -> pa.Table:
+    """Rows as a table."""
     import pyarrow as pa
 
     return pa.Table.from_pylist(list(rows))

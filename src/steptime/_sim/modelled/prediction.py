@@ -97,7 +97,8 @@ def prediction_of(
         calibration = replace(calibration, host_error=step.host_error)
     result, settling, clocks = step.powered(calibration)
     steps = max(1, *(len(program.program.steps) for program in step.programs))
-    low, high = (each + step.single_ns for each in interval_ns(step, result, calibration, clocks, situation))
+    draws = draws_ns(step, result, calibration, clocks, situation)
+    low, high = (each + step.single_ns for each in interval_of(float(result.period_ns[0]), draws))
     warnings = [*step.warnings, *_caveats(step, calibration)]
     if not result.converged:
         warnings.append(f"the step had not settled after {result.iterations} windows; the period is their mean")
@@ -119,6 +120,7 @@ def prediction_of(
         step.everybody(predicted),
         power=power,
         situation=situation_of(step.platform, calibration).name,
+        draws_ms=tuple(ms(draw + step.single_ns) for draw in draws),
         bound_by=_power_bound(predicted.bound_by, power, step.platform.device.limits.clock_hz.value),
         platform=step.platform.name,
         coverage=step.coverage,

@@ -1,0 +1,274 @@
+"""What a sweep found, as Python, JSON and tables have it: variants, the best of them, those that no other beats, what was left out."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steptime._files import output, write_output
+from steptime._report.answers import scalars, table_of
+from steptime._report.json import SCHEMA_VERSION, Document
+from steptime._report.words import time_ms
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from steptime._report.answers import Prediction
+
+PLATFORM, VARIANT = "platform", "variant"
+_NUMBERS = re.compile(r"\d[\d.,]*")
+# Values of a setting that a line about several variants names.
+_VALUES_NAMED = 6
+
+
+@dataclass(frozen=True)
+class SweepVariant:
+    """One point of a sweep: what was set, and what `predict --json` says of it."""
+
+    settings: Mapping[str, Any]
+    document: Document = field(repr=False)
+    again: Callable[[], Prediction] | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        """The whole answer with its timeline. It is predicted once more when first asked for: a sweep keeps numbers alone."""
+        assert self.again is not None
+        return self.again()
+
+    @property
+    def step_time_ms(self) -> float:
+        """Predicted."""
+        return float(self.document["step_time_ms"])
+
+    @property
+    def interval_ms(self) -> tuple[float, float]:
+        """That nine of ten measured steps are expected in."""
+        low, high = self.document["interval_ms"]
+        return low, high
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Of all ranks together; None where the batch is not known."""
+        return self.document.get("samples_per_s")
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """None where batch or sequence is not known."""
+        return self.document.get("tokens_per_s")
+
+    @property
+    def speed(self) -> float:
+        """What variants are ranked by: samples per second, or steps where batches are not known."""
+        return self.samples_per_s or 1e3 / max(self.step_time_ms, 1e-9)
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Of the fullest rank; None where it is not known."""
+        return self.document["memory"].get("peak_bytes")
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether every rank has room; None where that is not known."""
+        return self.document["memory"].get("fits")
+
+    @property
+    def cost(self) -> float | None:
+        """Of so many tokens or samples, whatever is known, or of a step; None without a price."""
+        keys = ("cost_per_trillion_tokens", "cost_per_million_samples", "cost_per_step")
+        return next((self.document[key] for key in keys if self.document.get(key) is not None), None)
+
+    def to_dict(self) -> Document:
+        """Settings and the keys of a prediction."""
+        return {"settings": dict(self.settings), **self.document}
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A combination that cannot be predicted, and why."""
+
+    settings: Mapping[str, Any]
+    reason: str
+
+    def to_dict(self) -> Document:
+        """Plain values."""
+        return {"settings": dict(self.settings), "reason": self.reason}
+
+
+@dataclass(frozen=True, repr=False)
+class Predictions(Sequence["Prediction"]):
+    """The predictions of a sweep, in the order they were asked for."""
+
+    variants: tuple[SweepVariant, ...]
+    left_out: tuple[LeftOut, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.variants)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [each.prediction for each in self.variants[index]]
+        return self.variants[index].prediction
+
+    def __iter__(self) -> Iterator[Prediction]:
+        return (each.prediction for each in self.variants)
+
+    def __repr__(self) -> str:
+        if not self.variants:
+            return "<Predictions: none>"
+        best = self.ranked[0]
+        fits = "" if best.fits is not False else ", which does not fit"
+        step = f"{time_ms(best.step_time_ms)} ms per step"
+        return f"<Predictions: {len(self)} variants, most per second with {settings_words(best.settings)}: {step}{fits}>"
+
+    @property
+    def ranked(self) -> tuple[SweepVariant, ...]:
+        """Most samples per second first, what does not fit behind all others; steps per second where batches are not known."""
+        return tuple(sorted(self.variants, key=lambda each: (each.fits is False, -each.speed)))
+
+    @property
+    def fitting(self) -> tuple[SweepVariant, ...]:
+        """Those that fit, or of which nobody knows, best first."""
+        return tuple(each for each in self.ranked if each.fits is not False)
+
+    @property
+    def best_by_platform(self) -> dict[str, SweepVariant]:
+        """The best of every platform that has one which fits, in order of the best."""
+        best: dict[str, SweepVariant] = {}
+        for each in self.fitting:
+            best.setdefault(str(each.settings.get(PLATFORM, "")), each)
+        return best
+
+    @property
+    def cheapest(self) -> SweepVariant | None:
+        """Of those that fit, by what samples or tokens cost; None without a price."""
+        priced = [each for each in self.fitting if each.cost is not None]
+        return min(priced, key=lambda each: each.cost or 0.0, default=None)
+
+    def front(self, of: str = "memory") -> tuple[SweepVariant, ...]:
+        """Variants that fit and that no other beats both in speed and in `memory`, or in `cost`; fastest first."""
+        amounts = {id(each): each.peak_bytes if of == "memory" else each.cost for each in self.fitting}
+        found: list[SweepVariant] = []
+        least = float("inf")
+        for each in sorted(self.fitting, key=lambda each: (-each.speed, amounts[id(each)] or 0)):
+            amount = amounts[id(each)]
+            if amount is not None and amount < least:
+                found.append(each)
+                least = amount
+        return tuple(found)
+
+    @property
+    def varied(self) -> dict[str, list[Any]]:
+        """Settings that differ between variants, and their values in the order in which they were given.
+
+        Keys of named variants stand behind their name, which says enough.
+        """
+        values: dict[str, dict[str, Any]] = {}
+        for each in (*self.variants, *self.left_out):
+            for name, value in each.settings.items():
+                values.setdefault(name, {})[repr(value)] = value
+        last = list(values).index(VARIANT) if VARIANT in values else len(values)
+        return {name: list(known.values()) for at, (name, known) in enumerate(values.items()) if len(known) > 1 and at <= last}
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was left out and why, a line for every kind of reason."""
+        kinds: dict[str, list[LeftOut]] = {}
+        for each in self.left_out:
+            kinds.setdefault(_NUMBERS.sub("#", each.reason), []).append(each)
+        return tuple(self._left_out_words(alike) for alike in kinds.values())
+
+    def _left_out_words(self, alike: Sequence[LeftOut]) -> str:
+        """Variants left out for one reason: which, by the settings that they share, and the reason of the first."""
+        words = []
+        for name, known in self.varied.items():
+            there = list({repr(each.settings.get(name)): each.settings.get(name) for each in alike}.values())
+            if len(there) < len(known):
+                shown = ", ".join(value_words(value) for value in there[:_VALUES_NAMED])
+                words.append(f"{name} {shown}{', ...' * (len(there) > _VALUES_NAMED)}")
+        which = "; ".join(words) or "all"
+        if len(alike) == 1:
+            return f"left out: {which}: {alike[0].reason}"
+        return f"left out: {len(alike):,} variants ({which}), the first because {alike[0].reason}"
+
+    def to_dict(self) -> Document:
+        """What `steptime sweep --json` writes."""
+        places = {id(each): place for place, each in enumerate(self.variants)}
+        fronts = {name: [places[id(each)] for each in self.front(name)] for name in ("memory", "cost")}
+        cheapest = self.cheapest
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "best": places[id(self.fitting[0])] if self.fitting else None,
+            "cheapest": None if cheapest is None else places[id(cheapest)],
+            "best_by_platform": {name: places[id(each)] for name, each in self.best_by_platform.items()},
+            "front": fronts,
+            "variants": [each.to_dict() for each in self.variants],
+            "left_out": [each.to_dict() for each in self.left_out],
+            "warnings": list(self.warnings),
+        }
+
+    def to_table(self) -> pa.Table:
+        """A row for every variant."""
+        return table_of(self.rows())
+
+    def rows(self) -> list[Document]:
+        """A row for every variant: settings, what `predict` says in one value each, and marks of the best ones."""
+        rows = []
+        names = list(dict.fromkeys(name for each in self.variants for name in each.settings))
+        texts = {name for name in names if not _of_one_type(each.settings.get(name) for each in self.variants)}
+        fronts = {name: {id(each) for each in self.front(name)} for name in ("memory", "cost")}
+        for each in self.variants:
+            low, high = each.interval_ms
+            values = {name: each.settings.get(name) for name in names}
+            row = {name: value_words(value) if name in texts and value is not None else value for name, value in values.items()}
+            more: Document = {"interval_low_ms": low, "interval_high_ms": high}
+            more |= {"peak_bytes": each.peak_bytes, "fits": each.fits}
+            more |= {f"on_{name}_front": id(each) in known for name, known in fronts.items()}
+            rows.append({**row, **{key: value for key, value in scalars(each.document).items() if key not in row}, **more})
+        return rows
+
+    def csv(self, path: str | Path) -> None:
+        """Writes a table with a head, a line for every variant."""
+        rows = self.rows()
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_output(Path(path), text.getvalue())
+
+    def parquet(self, path: str | Path) -> None:
+        """Writes the same as a Parquet file."""
+        import pyarrow.parquet as pq
+
+        with output(Path(path)) as unfinished:
+            pq.write_table(self.to_table(), unfinished)
+
+    def html(self, path: str | Path) -> None:
+        """Writes the page of `steptime sweep --html`."""
+        from steptime._report.sweep_page import sweep_page
+
+        write_output(Path(path), sweep_page(self))
+
+
+def settings_words(settings: Mapping[str, Any]) -> str:
+    """Settings of a variant in one line."""
+    return ", ".join(f"{name} {value_words(value)}" for name, value in settings.items()) or "as it is"
+
+
+def value_words(value: Any) -> str:
+    """The value of a setting."""
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _of_one_type(values: Iterator[Any]) -> bool:
+    """Whether values can be a column: of one plain type, or not there."""
+    kinds = {type(value) for value in values if value is not None}
+    return len(kinds) <= 1 and kinds <= {int, float, str, bool}

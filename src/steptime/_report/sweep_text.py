@@ -1,0 +1,130 @@
+"""The report of `steptime sweep`: the best variants first, and what was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+
+from steptime._report.cost import money
+from steptime._report.layout import print_heading, print_line, print_numbers, print_section, print_warnings
+from steptime._report.sweep import PLATFORM, Predictions, SweepVariant, settings_words, value_words
+from steptime._report.words import rate, size_words, time_ms
+
+# Rows of the table; files have all.
+_SHOWN = 40
+_ON_FRONT = "*"
+# What tables call settings.
+_NAMES = {"what_if": "what if", "power_cap_w": "power\ncap, W", "plan_file": "plan"}
+
+
+def print_sweep(console: Console, answer: Predictions) -> None:
+    """All of it."""
+    name = answer.variants[0].document.get("workload") or "workload"
+    left = f"{len(answer.left_out):,} left out" if answer.left_out else ""
+    print_heading(console, "sweep", name, f"{len(answer):,} variant{'s' * (len(answer) > 1)}", left)
+    for title, words in best_lines(answer):
+        print_line(console, title, words, style="bold" if title in ("Best", "Fits") else "", spaced=title in ("Best", "Fits"))
+    best = answer.best_by_platform
+    if len(best) > 1:
+        print_section(console, "Best of every platform", "")
+        print_numbers(console, *table_cells(answer, tuple(best.values())))
+    ranked = answer.ranked
+    more = f"; {len(ranked) - _SHOWN:,} more in --csv, --parquet, --json or --html" if len(ranked) > _SHOWN else ""
+    print_section(console, "Variants", f"{order_words(answer)}{more}")
+    print_numbers(console, *table_cells(answer, ranked[:_SHOWN]))
+    print_warnings(console, [*answer.warnings, *shared_warnings(answer)])
+
+
+def best_lines(answer: Predictions) -> list[tuple[str, str]]:
+    """The verdict: what is best, what is cheapest, how many fit."""
+    fitting, known = answer.fitting, [each for each in answer.variants if each.fits is not None]
+    if not fitting:
+        least = min(answer.variants, key=lambda each: each.peak_bytes or 0)
+        needs = size_words(least.peak_bytes or 0)
+        return [("Fits", f"none of {len(answer):,}; the smallest, {_named(answer, least)}, needs {needs} of {_capacity(least)}")]
+    lines = [("Best", f"{_named(answer, fitting[0])}: {variant_words(fitting[0])}")]
+    cheapest = answer.cheapest
+    if cheapest is not None:
+        words = "the same" if cheapest is fitting[0] else f"{_named(answer, cheapest)}: {variant_words(cheapest)}"
+        lines.append(("Cheapest", words))
+    if known:
+        fit = sum(each.fits is True for each in known)
+        lines.append(("Memory", f"{'all' if fit == len(known) else f'{fit:,} of {len(known):,}'} fit"))
+    return lines
+
+
+def order_words(answer: Predictions) -> str:
+    """How the table is ordered, and what its star means."""
+    unit = "samples" if any(each.samples_per_s is not None for each in answer.variants) else "steps"
+    behind = ", what does not fit last" if any(each.fits is False for each in answer.variants) else ""
+    return f"most {unit} per second first{behind}; {_ON_FRONT} no other is both faster and smaller (cheaper)"
+
+
+def variant_words(variant: SweepVariant) -> str:
+    """What people compare of one variant."""
+    low, high = variant.interval_ms
+    words = [f"{time_ms(variant.step_time_ms)} ms per step (90 % interval {time_ms(low)}-{time_ms(high)})"]
+    if variant.tokens_per_s is not None:
+        words.insert(0, f"{rate(variant.tokens_per_s)} tokens/s")
+    elif variant.samples_per_s is not None:
+        words.insert(0, f"{rate(variant.samples_per_s)} samples/s")
+    if variant.peak_bytes is not None:
+        words.append(f"{size_words(variant.peak_bytes)} of {_capacity(variant)}")
+    if variant.cost is not None:
+        words.append(f"{money(variant.cost)} {cost_unit(variant)}")
+    return ", ".join(words)
+
+
+def cost_unit(variant: SweepVariant) -> str:
+    """What the cost of a variant buys."""
+    if variant.document.get("cost_per_trillion_tokens") is not None:
+        return "per trillion tokens"
+    return "per million samples" if variant.document.get("cost_per_million_samples") is not None else "per step"
+
+
+def table_cells(answer: Predictions, variants: Sequence[SweepVariant]) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows of variants: the settings that differ, then numbers; columns that nobody has are left out."""
+    varied = [*answer.varied] or [PLATFORM]
+    tokens = any(each.tokens_per_s is not None for each in answer.variants)
+    fronts = {name: {id(each) for each in answer.front(name)} for name in ("memory", "cost")}
+    unit = cost_unit(answer.variants[0]).replace("per ", "$ per\n").replace("million ", "million ").replace("trillion ", "trillion ")
+    heads = [*(_NAMES.get(name, name.replace(".", ".\n") if len(name) > 10 else name) for name in varied)]
+    heads += ["step\nms", "90 %\ninterval", "tokens/s" if tokens else "samples/s", "MFU", "memory", "fits", unit]
+    rows = []
+    for each in variants:
+        low, high = each.interval_ms
+        speed = each.tokens_per_s if tokens else each.samples_per_s
+        mfu = each.document.get("mfu")
+        row = [_cell(each.settings.get(name)) if name in each.settings else "" for name in varied]
+        row += [time_ms(each.step_time_ms), f"{time_ms(low)}-{time_ms(high)}", "" if speed is None else rate(speed)]
+        row += ["" if mfu is None else f"{100 * mfu:.1f} %"]
+        row += ["" if each.peak_bytes is None else size_words(each.peak_bytes) + _ON_FRONT * (id(each) in fronts["memory"])]
+        row += ["" if each.fits is None else "yes" if each.fits else "NO"]
+        row += ["" if each.cost is None else money(each.cost) + _ON_FRONT * (id(each) in fronts["cost"])]
+        rows.append(row)
+    shown = [at for at in range(len(heads)) if any(row[at] for row in rows)]
+    return [heads[at] for at in shown], [[row[at] for at in shown] for row in rows]
+
+
+def shared_warnings(answer: Predictions) -> list[str]:
+    """Warnings of variants, each once; that one does not fit says its row."""
+    found: dict[str, None] = {}
+    for each in answer.variants:
+        found.update(dict.fromkeys(text for text in each.document["warnings"] if not text.startswith("does not fit")))
+    return list(found)
+
+
+def _named(answer: Predictions, variant: SweepVariant) -> str:
+    """A variant by the settings that differ."""
+    names = answer.varied or {PLATFORM: []}
+    return settings_words({name: variant.settings[name] for name in names if name in variant.settings})
+
+
+def _capacity(variant: SweepVariant) -> str:
+    return size_words(variant.document["memory"].get("capacity_bytes") or 0)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:,}" if type(value) is int else value_words(value)

@@ -1,0 +1,137 @@
+"""Points of a sweep, in this process while that is quick, else by processes of this machine or by any executor.
+
+What costs is building a variant and asking models. Points that share a workload stand one after the other in a chunk, so that
+whoever gets the chunk builds it once.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing.context import BaseContext
+from typing import Any
+
+from steptime._sweep.axes import Point
+from steptime.errors import SteptimeError
+
+# Seconds of work left from which processes are worth it: each takes about half of one to begin.
+_WORTH_PROCESSES_S = 2.0
+# Seconds of a chunk: little enough that all workers end together, enough that sending points costs nothing beside it.
+_CHUNK_S = 1.0
+# Of a cluster's workers, of which nothing is known: chunks at least, for each of many.
+_CHUNKS = 64
+
+Job = Callable[[Sequence[Point]], list[Any]]
+Told = Callable[[int, Any], None]
+"""Called with the place of a point and its result, in the order in which they are finished."""
+
+_Chunks = Sequence[Sequence[int]]
+_shared: list[Job] = []  # the job of a worker process
+
+
+def run(job: Job, points: Sequence[Point], groups: Sequence[Sequence[int]], told: Told, executor: Executor | None) -> None:
+    """Does all points of some groups; those of a group share a workload. `executor` does them where there is one."""
+    if executor is not None:
+        size = -(-sum(map(len, groups)) // _CHUNKS)
+        _spread(lambda chunk: executor.submit(job, [points[at] for at in chunk]), _chunks(groups, size), told)
+        return
+    left = list(groups)
+    began, done = time.process_time(), 0
+    while left:
+        each_s = (time.process_time() - began) / max(done, 1)  # whatever else runs on the machine
+        count = sum(map(len, left))
+        if done and count > 1 and count * each_s > _WORTH_PROCESSES_S and workers() > 1:
+            context = _context()
+            if context.get_start_method() == "fork" or _sendable(job):
+                size = min(max(int(_CHUNK_S / max(each_s, 1e-3)), 1), -(-count // (2 * workers())))
+                chunks = _chunks(left, size)
+                with _processes(job, context, len(chunks)) as pool:
+                    _spread(lambda chunk: pool.submit(_of_worker, [points[at] for at in chunk]), chunks, told)
+                return
+        group = left.pop(0)
+        for at in group:
+            told(at, job([points[at]])[0])
+            done += 1
+
+
+def workers() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _chunks(groups: Sequence[Sequence[int]], size: int) -> list[list[int]]:
+    """The places of all groups in chunks of about this size; a group is parted only where it is larger."""
+    chunks: list[list[int]] = []
+    for group in groups:
+        for begin in range(0, len(group), max(size, 1)):
+            part = list(group[begin : begin + size])
+            if chunks and len(chunks[-1]) + len(part) <= size:
+                chunks[-1] += part
+            else:
+                chunks.append(part)
+    return chunks
+
+
+def _spread(submit: Callable[[Sequence[int]], Future[list[Any]]], chunks: _Chunks, told: Told) -> None:
+    """Hands chunks out and tells what comes back; whatever ends it, nothing is left waiting."""
+    futures: dict[Future[list[Any]], Sequence[int]] = {}
+    try:
+        for chunk in chunks:
+            futures[submit(chunk)] = chunk
+        for future in as_completed(futures):
+            for at, result in zip(futures[future], future.result(), strict=True):
+                told(at, result)
+    except BrokenProcessPool:
+        raise SteptimeError("a worker process of the sweep was ended, perhaps for want of memory; --resume goes on") from None
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+@contextmanager
+def _processes(job: Job, context: BaseContext, most: int) -> Iterator[ProcessPoolExecutor]:
+    """Worker processes; they are ended, not waited for, when an error or Ctrl-C ends the sweep."""
+    before = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(min(workers(), most), mp_context=context, initializer=_begin, initargs=(job,))
+    try:
+        yield pool
+    except BaseException:
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def _context() -> BaseContext:
+    """Forked workers have what is loaded already. A process with threads of its own cannot be forked safely."""
+    forks = "fork" in multiprocessing.get_all_start_methods() and threading.active_count() == 1
+    return multiprocessing.get_context("fork" if forks else "spawn")
+
+
+def _begin(job: Job) -> None:
+    """In a worker: Ctrl-C is for the one who waits, which ends workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _shared[:] = [job]
+
+
+def _of_worker(points: Sequence[Point]) -> list[Any]:
+    return _shared[0](points)
+
+
+def _sendable(job: Job) -> bool:
+    """Whether other processes can do the job: a function made on the spot cannot be sent to them."""
+    try:
+        pickle.dumps(job)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+    return True
