@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from steptime._program.program import Program
     from steptime._program.workload import Workload
     from steptime._report.answers import Prediction, Replayed, Sharding
-    from steptime._report.sweep import Predictions
     from steptime._report.diff import Compared
     from steptime._report.plan import Planned
+    from steptime._report.sweep import Predictions
     from steptime._report.whatif import Suggestions
 
 __version__ = "0.1.0"

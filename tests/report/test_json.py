@@ -27,7 +27,7 @@ PREDICT_KEYS = {
     "straggler", "memory", "coverage", "warnings", "platform", "workload", "batch", "sequence", "precision", "parallelism",
     "parameters", "active_parameters", "samples_per_s", "tokens_per_s", "flop", "mfu", "hfu", "power_w", "clock_hz", "energy_j",
     "power_cap_w", "power_capped", "situation", "profiled", "host_code_ms", "verdict", "price", "cost_per_step",
-    "cost_per_million_samples", "cost_per_trillion_tokens",
+    "cost_per_million_samples", "cost_per_trillion_tokens", "draws_ms",
 }  # fmt: skip
 REPLAY_KEYS = PREDICT_KEYS | {"steps", "measured_step_ms", "error", "unprofiled"}
 RANK_KEYS = {

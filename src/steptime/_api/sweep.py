@@ -17,7 +17,7 @@ from steptime._lookups.workload import WorkloadLookups
 from steptime._platforms.calibration import Calibration
 from steptime._platforms.platform import Platform, platform_parts
 from steptime._program.workload import Workload
-from steptime._report.answers import Prediction, plain
+from steptime._report.answers import Prediction
 from steptime._report.json import Document
 from steptime._report.sweep import LeftOut, Predictions, SweepVariant
 from steptime._sweep import journal as journals
@@ -66,6 +66,7 @@ def sweep(
     profiled: bool = False,
     price: float | Mapping[str, float] | None = None,
     executor: Executor | None = None,
+    workers: int | None = None,
     journal: str | Path | None = None,
     progress: Told | None = None,
 ) -> Predictions:
@@ -78,8 +79,8 @@ def sweep(
     a platform with fewer ranks) are left out and named; where all are, the first one's error is raised.
 
     `executor` runs the variants: processes, threads, or a cluster's `concurrent.futures.Executor`; without one, this process
-    does, with others' help where that is faster. `journal` is a file to which finished variants are written: a sweep that was
-    ended goes on from there. `progress` is told how many of how many are done.
+    does, with others' help where that is faster, `workers` of them at most. `journal` is a file to which finished variants are
+    written: a sweep that was ended goes on from there. `progress` is told how many of how many are done.
     """
     given: dict[str, list[Any]] = {
         "platform": _several(platform), "batch": _several(batch), "ranks": _several(ranks), "plan_file": _several(plan),
@@ -115,7 +116,7 @@ def sweep(
                 progress(counted[0], len(points))
 
         left = [at for at in range(len(points)) if results[at] is None]
-        run(job, points, _groups(job, points, left), told, executor)
+        run(job, points, _groups(job, points, left), told, executor, workers)
     return _collected(job, points, results)
 
 
@@ -156,7 +157,7 @@ class _Job:
             answer = self.prediction(point)
         except InputError as error:
             return str(error)
-        return {**answer.to_dict(), **plain({"draws_ms": list(answer.draws_ms)})}
+        return answer.to_dict()
 
     def prediction(self, point: Point) -> Prediction:
         """The whole answer."""
@@ -178,14 +179,12 @@ class _Job:
             strict=self.strict,
             what_if=changes,
             profiled=self.profiled,
-            **({} if price is None else {"price": price}),
+            price=price,
         )
 
     def options(self, point: Point) -> dict[str, Any]:
         """The options of `predict`, with what was given as an object in place of its name."""
-        return {
-            name: self.objects.get((name, str(value)), value) for name, value in point.settings.items() if name in OPTIONS
-        }
+        return {name: self.objects.get((name, str(value)), value) for name, value in point.settings.items() if name in OPTIONS}
 
     def shared(self, point: Point) -> str:
         """What a workload is built from, in one text."""
@@ -200,20 +199,26 @@ class _Job:
             return last[1]
         options = self.options(point)
         keys = {key: value for key, value in point.settings.items() if key not in (*OPTIONS, VARIANT)}
-        varied = {"batch": options.get("batch"), "ranks": options.get("ranks"), "settings": keys}
+        batch, ranks = options.get("batch"), options.get("ranks")
         if self.workload is not None:
             if "plan_file" in options:
                 raise InputError("a plan of tables goes with a DLRM config or a sharding task")
-            result = self.workload.varied(**varied)
+            result = self.workload.varied(batch=batch, ranks=ranks, settings=keys)
         else:
             assert self.config is not None
-            ranks = platform_ranks(options["platform"])
-            result = read(self.config, **varied, plan=options.get("plan_file"), platform_ranks=ranks)
+            result = read(
+                self.config,
+                batch=batch,
+                ranks=ranks,
+                settings=keys,
+                plan=options.get("plan_file"),
+                platform_ranks=platform_ranks(options["platform"]),
+            )
         self._last = key, result
         return result
 
     def _machine(self, options: Mapping[str, Any], ranks: int) -> Platform:
-        parts = [options.get(name) for name in _MACHINE]
+        parts: list[Any] = [options.get(name) for name in _MACHINE]
         key = repr([*(each.parts if isinstance(each, Platform) else each for each in parts), ranks])
         if key not in self._machines:
             self._machines[key] = platform_for(parts[0], ranks, device=parts[1], host=parts[2], fabric=parts[3])

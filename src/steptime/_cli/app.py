@@ -18,7 +18,8 @@ from steptime._cli.explore import explore
 from steptime._cli.plan import plan
 from steptime._cli.platforms import fabric, platforms
 from steptime._cli.shard import shard
-from steptime._cli.steps import capture, inspect, predict, replay, sweep
+from steptime._cli.steps import capture, inspect, predict, replay
+from steptime._cli.sweep import sweep
 from steptime._cli.whatif import diff, whatif
 from steptime._garbage import no_last_collection
 from steptime.errors import InputError, SteptimeError, printable

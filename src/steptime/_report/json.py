@@ -35,6 +35,7 @@ def prediction_document(prediction: PredictedStep) -> Document:
         "step_time_ms": prediction.step_time_ms,
         "platform": prediction.platform,
         "interval_ms": list(prediction.interval_ms),
+        "draws_ms": list(prediction.draws_ms),
         "situation": prediction.situation,
         "profiled": prediction.profiled,
         "host_code_ms": prediction.host_code_ms,

@@ -1,4 +1,4 @@
-"""What a sweep found, as Python, JSON and tables have it: variants, the best of them, those that no other beats, what was left out."""
+"""What a sweep found, as Python, JSON and tables have it: variants, the best of them, and what was left out."""
 
 from __future__ import annotations
 
@@ -71,12 +71,14 @@ class SweepVariant:
     @property
     def peak_bytes(self) -> int | None:
         """Of the fullest rank; None where it is not known."""
-        return self.document["memory"].get("peak_bytes")
+        peak: int | None = self.document["memory"].get("peak_bytes")
+        return peak
 
     @property
     def fits(self) -> bool | None:
         """Whether every rank has room; None where that is not known."""
-        return self.document["memory"].get("fits")
+        fits: bool | None = self.document["memory"].get("fits")
+        return fits
 
     @property
     def cost(self) -> float | None:
@@ -170,8 +172,8 @@ class Predictions(Sequence["Prediction"]):
         Keys of named variants stand behind their name, which says enough.
         """
         values: dict[str, dict[str, Any]] = {}
-        for each in (*self.variants, *self.left_out):
-            for name, value in each.settings.items():
+        for settings in (each.settings for group in (self.variants, self.left_out) for each in group):
+            for name, value in settings.items():
                 values.setdefault(name, {})[repr(value)] = value
         last = list(values).index(VARIANT) if VARIANT in values else len(values)
         return {name: list(known.values()) for at, (name, known) in enumerate(values.items()) if len(known) > 1 and at <= last}
@@ -193,9 +195,9 @@ class Predictions(Sequence["Prediction"]):
                 shown = ", ".join(value_words(value) for value in there[:_VALUES_NAMED])
                 words.append(f"{name} {shown}{', ...' * (len(there) > _VALUES_NAMED)}")
         which = "; ".join(words) or "all"
-        if len(alike) == 1:
-            return f"left out: {which}: {alike[0].reason}"
-        return f"left out: {len(alike):,} variants ({which}), the first because {alike[0].reason}"
+        some = "" if len({each.reason for each in alike}) == 1 else "for instance, "
+        count = "" if len(alike) == 1 else f"{len(alike):,} variants, "
+        return f"left out: {count}{which}: {some}{alike[0].reason}"
 
     def to_dict(self) -> Document:
         """What `steptime sweep --json` writes."""

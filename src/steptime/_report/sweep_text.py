@@ -11,10 +11,11 @@ from steptime._report.cost import money
 from steptime._report.layout import print_heading, print_line, print_numbers, print_section, print_warnings
 from steptime._report.sweep import PLATFORM, Predictions, SweepVariant, settings_words, value_words
 from steptime._report.words import rate, size_words, time_ms
+from steptime._sim.prediction import DOES_NOT_FIT
 
 # Rows of the table; files have all.
 _SHOWN = 40
-_ON_FRONT = "*"
+_ON_FRONT, _NO_FIT = "*", "!"
 # What tables call settings.
 _NAMES = {"what_if": "what if", "power_cap_w": "power\ncap, W", "plan_file": "plan"}
 
@@ -43,7 +44,9 @@ def best_lines(answer: Predictions) -> list[tuple[str, str]]:
     if not fitting:
         least = min(answer.variants, key=lambda each: each.peak_bytes or 0)
         needs = size_words(least.peak_bytes or 0)
-        return [("Fits", f"none of {len(answer):,}; the smallest, {_named(answer, least)}, needs {needs} of {_capacity(least)}")]
+        return [
+            ("Fits", f"none of {len(answer):,}; the smallest, {_named(answer, least)}, needs {needs} of {_capacity(least)}")
+        ]
     lines = [("Best", f"{_named(answer, fitting[0])}: {variant_words(fitting[0])}")]
     cheapest = answer.cheapest
     if cheapest is not None:
@@ -58,8 +61,14 @@ def best_lines(answer: Predictions) -> list[tuple[str, str]]:
 def order_words(answer: Predictions) -> str:
     """How the table is ordered, and what its star means."""
     unit = "samples" if any(each.samples_per_s is not None for each in answer.variants) else "steps"
-    behind = ", what does not fit last" if any(each.fits is False for each in answer.variants) else ""
+    behind = f", then ({_NO_FIT}) what does not fit" if any(each.fits is False for each in answer.variants) else ""
     return f"most {unit} per second first{behind}; {_ON_FRONT} no other is both faster and smaller (cheaper)"
+
+
+def speed_unit(answer: Predictions) -> str:
+    """What variants are ranked by."""
+    first = answer.variants[0]
+    return "tokens/s" if first.tokens_per_s is not None else "samples/s" if first.samples_per_s is not None else "steps/s"
 
 
 def variant_words(variant: SweepVariant) -> str:
@@ -89,19 +98,17 @@ def table_cells(answer: Predictions, variants: Sequence[SweepVariant]) -> tuple[
     varied = [*answer.varied] or [PLATFORM]
     tokens = any(each.tokens_per_s is not None for each in answer.variants)
     fronts = {name: {id(each) for each in answer.front(name)} for name in ("memory", "cost")}
-    unit = cost_unit(answer.variants[0]).replace("per ", "$ per\n").replace("million ", "million ").replace("trillion ", "trillion ")
+    unit = {"per trillion tokens": "cost of 1T\ntokens", "per million samples": "cost of 1M\nsamples"}
     heads = [*(_NAMES.get(name, name.replace(".", ".\n") if len(name) > 10 else name) for name in varied)]
-    heads += ["step\nms", "90 %\ninterval", "tokens/s" if tokens else "samples/s", "MFU", "memory", "fits", unit]
+    heads += ["step\nms", "90 %\ninterval", "tokens/s" if tokens else "samples/s", "MFU", "memory"]
+    heads += [unit.get(cost_unit(answer.variants[0]), "cost of\na step")]
     rows = []
     for each in variants:
-        low, high = each.interval_ms
         speed = each.tokens_per_s if tokens else each.samples_per_s
         mfu = each.document.get("mfu")
         row = [_cell(each.settings.get(name)) if name in each.settings else "" for name in varied]
-        row += [time_ms(each.step_time_ms), f"{time_ms(low)}-{time_ms(high)}", "" if speed is None else rate(speed)]
-        row += ["" if mfu is None else f"{100 * mfu:.1f} %"]
-        row += ["" if each.peak_bytes is None else size_words(each.peak_bytes) + _ON_FRONT * (id(each) in fronts["memory"])]
-        row += ["" if each.fits is None else "yes" if each.fits else "NO"]
+        row += [time_ms(each.step_time_ms), _around(each), "" if speed is None else rate(speed)]
+        row += ["" if mfu is None else f"{100 * mfu:.1f} %", _memory(each) + _ON_FRONT * (id(each) in fronts["memory"])]
         row += ["" if each.cost is None else money(each.cost) + _ON_FRONT * (id(each) in fronts["cost"])]
         rows.append(row)
     shown = [at for at in range(len(heads)) if any(row[at] for row in rows)]
@@ -109,11 +116,25 @@ def table_cells(answer: Predictions, variants: Sequence[SweepVariant]) -> tuple[
 
 
 def shared_warnings(answer: Predictions) -> list[str]:
-    """Warnings of variants, each once; that one does not fit says its row."""
-    found: dict[str, None] = {}
+    """What holds for all variants on a platform; what differs between them is in the JSON of each."""
+    shared: dict[str, list[str]] = {}
     for each in answer.variants:
-        found.update(dict.fromkeys(text for text in each.document["warnings"] if not text.startswith("does not fit")))
-    return list(found)
+        known = shared.setdefault(str(each.document["platform"]), list(each.document["warnings"]))
+        known[:] = [warning for warning in known if warning in each.document["warnings"]]
+    found = dict.fromkeys(warning for warnings in shared.values() for warning in warnings)
+    return [warning for warning in found if not warning.startswith(DOES_NOT_FIT)]
+
+
+def _around(variant: SweepVariant) -> str:
+    """The interval, in percent of the step."""
+    low, high = (round(100 * (value / variant.step_time_ms - 1)) for value in variant.interval_ms)
+    return f"{low:+d} {high:+d} %" if -low != high else f"±{high} %"
+
+
+def _memory(variant: SweepVariant) -> str:
+    if variant.peak_bytes is None:
+        return ""
+    return size_words(variant.peak_bytes) + _NO_FIT * (variant.fits is False)
 
 
 def _named(answer: Predictions, variant: SweepVariant) -> str:

@@ -13,7 +13,7 @@ from rich.text import Text
 from steptime._program.host_code import HOST_CODE
 from steptime._program.program import Program
 from steptime._program.workload import Workload
-from steptime._report.answers import Predictions, Replayed, SweepVariant
+from steptime._report.answers import Replayed
 from steptime._report.layout import (
     body_width,
     grid,
@@ -28,7 +28,6 @@ from steptime._report.layout import (
 )
 from steptime._report.verdict import Verdict, verdict_of
 from steptime._report.words import (
-    asked_facts,
     between_ms,
     busy_words,
     device_words,
@@ -36,7 +35,6 @@ from steptime._report.words import (
     iteration_figures,
     path_ranks_words,
     percent,
-    rate,
     signed_percent,
     size_words,
     source_words,
@@ -61,18 +59,6 @@ _NAME_AT_LEAST = 8  # columns that a name on the critical path gets
 _BAR_AT_MOST = 40
 _EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 
-_SWEEP_HEADS = (
-    "platform",
-    "batch",
-    "ranks",
-    "step\nms",
-    "90 %\ninterval",
-    "samples/s",
-    "tokens/s",
-    "MFU",
-    "peak\nmemory",
-    "fits",
-)
 _RANK_COLUMNS: tuple[tuple[str, Callable[[RankSummary], float]], ...] = (
     ("step", lambda r: r.step_ms),
     ("device\nbusy", lambda r: r.device_busy_ms),
@@ -268,40 +254,3 @@ def _path(console: Console, path: PathSummary) -> Table:
         name.truncate(room, overflow="ellipsis")
         table.add_row(kind, name, *numbers)
     return table
-
-
-def print_sweep(console: Console, answer: Predictions) -> None:
-    """The report of `steptime sweep`: every variant with what people compare, most samples per second first."""
-    first = answer.variants[0].prediction
-    fixed = [fact.words for fact in asked_facts(first) if fact.name in ("Sequence", "Precision", "Parameters")]
-    print_heading(console, "sweep", first.workload.name, *fixed, f"{len(answer)} variant{'s' * (len(answer) > 1)}")
-    print_section(console, "Variants", "most samples per second first")
-    rows = [_sweep_row(variant) for variant in answer.ranked]
-    shown = [index for index in range(len(_SWEEP_HEADS)) if any(row[index] for row in rows)]
-    print_numbers(console, [_SWEEP_HEADS[index] for index in shown], [[row[index] for index in shown] for row in rows])
-    print_warnings(console, [*answer.warnings, *_shared_warnings(answer)])
-
-
-def _shared_warnings(answer: Predictions) -> list[str]:
-    """What holds for all variants on a platform; what differs between them is in the JSON of each."""
-    shared: dict[str, list[str]] = {}
-    for prediction in answer:
-        known = shared.setdefault(str(prediction.platform), list(prediction.warnings))
-        known[:] = [warning for warning in known if warning in prediction.warnings]
-    return list(dict.fromkeys(warning for warnings in shared.values() for warning in warnings))
-
-
-def _sweep_row(variant: SweepVariant) -> tuple[str, ...]:
-    result = variant.prediction
-    batch, memory = result.workload.description.batch, result.memory
-    return (
-        str(result.platform),
-        "" if batch is None else f"{batch:,}",
-        str(result.workload.world_size),
-        time_ms(result.step_time_ms),
-        "-".join(map(time_ms, result.interval_ms)),
-        *("" if value is None else rate(value) for value in (result.samples_per_s, result.tokens_per_s)),
-        "" if result.mfu is None else f"{100 * result.mfu:.1f} %",
-        "" if memory.get("peak_bytes") is None else size_words(int(memory["peak_bytes"])),
-        "" if memory.get("fits") is None else "yes" if memory["fits"] else "no",
-    )

@@ -63,7 +63,9 @@ def whole_numbers(option: str, text: str) -> list[int]:
     for each in listed(text, option):
         span = _ranged(each, option)
         if span is None and (_WHOLE.fullmatch(each) is None or int(each) < 1):
-            raise InputError(f"{option} {shortened(text)}: {shortened(each)} is no whole number of 1 or more, nor a range as 32:512")
+            raise InputError(
+                f"{option} {shortened(text)}: {shortened(each)} is no whole number of 1 or more, nor a range as 32:512"
+            )
         values += [int(each)] if span is None else span
     return list(dict.fromkeys(values))
 
@@ -105,7 +107,9 @@ def named_variant(text: str) -> tuple[str, dict[str, Any]]:
     """The name and the settings of `NAME: KEY=VALUE, KEY=VALUE`; nothing behind the colon is the config as it is."""
     found = _NAMED.fullmatch(text)
     if found is None or not found[1]:
-        raise InputError(f"--variant {shortened(text)}: expected 'NAME: KEY=VALUE, ...', as in --variant 'tp: parallel.tensor=8'")
+        raise InputError(
+            f"--variant {shortened(text)}: expected 'NAME: KEY=VALUE, ...', as in --variant 'tp: parallel.tensor=8'"
+        )
     settings: dict[str, Any] = {}
     for each in listed(found[2], f"--variant {found[1]}") if found[2].strip() else ():
         key, value = parsed(each, f"--variant {found[1]}:")

@@ -55,7 +55,9 @@ class Journal:
             if not isinstance(entry, dict) or not isinstance(entry.get("key"), str) or "result" not in entry:
                 raise InputError(f"{self.path}, line {number}: is damaged; delete that line and it is predicted again")
             if entry.get("check") != _check(entry["key"], entry["result"]):
-                raise InputError(f"{self.path}, line {number}: was changed or is damaged; delete that line and it is predicted again")
+                raise InputError(
+                    f"{self.path}, line {number}: was changed or is damaged; delete that line and it is predicted again"
+                )
             self.entries[entry["key"]] = entry["result"]
 
     def add(self, key: str, result: Any) -> None:

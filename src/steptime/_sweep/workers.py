@@ -37,23 +37,33 @@ _Chunks = Sequence[Sequence[int]]
 _shared: list[Job] = []  # the job of a worker process
 
 
-def run(job: Job, points: Sequence[Point], groups: Sequence[Sequence[int]], told: Told, executor: Executor | None) -> None:
-    """Does all points of some groups; those of a group share a workload. `executor` does them where there is one."""
+def run(
+    job: Job,
+    points: Sequence[Point],
+    groups: Sequence[Sequence[int]],
+    told: Told,
+    executor: Executor | None = None,
+    most: int | None = None,
+) -> None:
+    """Does all points of some groups; those of a group share a workload.
+
+    `executor` does them where there is one; else so many processes at most, by default one for every core.
+    """
     if executor is not None:
         size = -(-sum(map(len, groups)) // _CHUNKS)
         _spread(lambda chunk: executor.submit(job, [points[at] for at in chunk]), _chunks(groups, size), told)
         return
-    left = list(groups)
+    left, processes = list(groups), most or cores()
     began, done = time.process_time(), 0
     while left:
         each_s = (time.process_time() - began) / max(done, 1)  # whatever else runs on the machine
-        count = sum(map(len, left))
-        if done and count > 1 and count * each_s > _WORTH_PROCESSES_S and workers() > 1:
+        remaining = sum(map(len, left))
+        if done and remaining > 1 and remaining * each_s > _WORTH_PROCESSES_S and processes > 1:
             context = _context()
             if context.get_start_method() == "fork" or _sendable(job):
-                size = min(max(int(_CHUNK_S / max(each_s, 1e-3)), 1), -(-count // (2 * workers())))
+                size = min(max(int(_CHUNK_S / max(each_s, 1e-3)), 1), -(-remaining // (2 * processes)))
                 chunks = _chunks(left, size)
-                with _processes(job, context, len(chunks)) as pool:
+                with _processes(job, context, min(processes, len(chunks))) as pool:
                     _spread(lambda chunk: pool.submit(_of_worker, [points[at] for at in chunk]), chunks, told)
                 return
         group = left.pop(0)
@@ -62,7 +72,7 @@ def run(job: Job, points: Sequence[Point], groups: Sequence[Sequence[int]], told
             done += 1
 
 
-def workers() -> int:
+def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -97,10 +107,10 @@ def _spread(submit: Callable[[Sequence[int]], Future[list[Any]]], chunks: _Chunk
 
 
 @contextmanager
-def _processes(job: Job, context: BaseContext, most: int) -> Iterator[ProcessPoolExecutor]:
+def _processes(job: Job, context: BaseContext, count: int) -> Iterator[ProcessPoolExecutor]:
     """Worker processes; they are ended, not waited for, when an error or Ctrl-C ends the sweep."""
     before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(min(workers(), most), mp_context=context, initializer=_begin, initargs=(job,))
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=(job,))
     try:
         yield pool
     except BaseException:

@@ -8,9 +8,9 @@ from steptime import __version__
 from steptime._report.html.markup import Markup, digest, join, page_part, tag
 
 
-def static_page(command: str, name: str, kind: str, sections: Sequence[Markup]) -> str:
-    """The page of a command's answer about something that is called so."""
-    style = page_part("style.css")
+def static_page(command: str, name: str, kind: str, sections: Sequence[Markup], *, styles: str = "") -> str:
+    """The page of a command's answer about something that is called so; `styles` are those of its own."""
+    style = page_part("style.css") + styles
     policy = f"default-src 'none'; img-src data:; style-src {digest(style)}"
     head = join(
         (

@@ -1,0 +1,193 @@
+"""Sweeps: every combination is what `predict` says of it, whoever computes it, in whatever order, however often it is ended."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import steptime
+from steptime._cli.app import run
+from steptime._sweep import workers
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SMALL = EXAMPLES / "configs" / "dlrm_small.toml"
+GPT = EXAMPLES / "configs" / "gpt2-ddp.toml"
+MACHINE = "2xh200-nvlink"
+
+
+def small(**more: Any) -> steptime.Predictions:
+    return steptime.sweep(SMALL, MACHINE, batch=[1024, 2048], **more)
+
+
+def test_any_key_of_a_config_is_an_axis() -> None:
+    found = small(settings={"optimizer": ["sgd", "rowwise_adagrad"], "tables.user.rows": 1000}, power_cap_w=[500.0, 700.0])
+    assert len(found) == 8
+    for each in found.variants[:3]:
+        keys = {key: each.settings[key] for key in ("optimizer", "tables.user.rows")}
+        cap = each.settings["power_cap_w"]
+        alone = steptime.predict(SMALL, MACHINE, batch=each.settings["batch"], settings=keys, power_cap_w=cap)
+        assert each.document == alone.to_dict() == each.prediction.to_dict()
+    assert list(found.varied) == ["batch", "power_cap_w", "optimizer"]
+
+
+def test_named_variants_go_together_and_what_cannot_be_is_left_out() -> None:
+    parts = {"ddp": {}, "fsdp": {"parallel.fsdp": 8}, "tensor": {"parallel.tensor": 8}}
+    found = steptime.sweep(GPT, "8xh200-nvlink", batch=[64, 100], ranks=8, settings={"layers": 2}, variants=parts)
+    assert [(each.settings["variant"], each.settings["batch"]) for each in found.variants] == [("ddp", 64), ("fsdp", 64)]
+    assert [each.prediction.workload.description.parallelism for each in found.variants] == [{"data": 8}, {"fsdp": 8}]
+    reasons = {(each.settings["variant"], each.settings["batch"]): each.reason for each in found.left_out}
+    assert "heads 12 does not divide by parallel.tensor 8" in reasons["tensor", 64]
+    assert "batch" in reasons["ddp", 100]
+    assert len(found.warnings) < len(found.left_out)
+
+
+def test_sizes_that_do_not_make_the_ranks_are_left_out_with_the_reason() -> None:
+    sizes = {"parallel.fsdp": [1, 8], "parallel.tensor": [1, 4], "layers": 2}
+    found = steptime.sweep(GPT, "8xh200-nvlink", batch=64, ranks=8, settings=sizes)
+    ways = [each.document["parallelism"] for each in found.variants]
+    assert ways == [{"data": 8}, {"data": 2, "tensor": 4}, {"fsdp": 8}]
+    assert "8 ranks with parallel.fsdp = 8 and parallel.tensor = 4" in found.left_out[0].reason
+
+
+def test_the_best_fit_and_no_variant_of_a_front_is_beaten() -> None:
+    found = steptime.sweep(
+        GPT, ["8xh200-nvlink", "8xa100-nvlink"], batch=[64, 4096], price={"8xh200-nvlink": 4, "8xa100-nvlink": 1}
+    )
+    assert [each.fits for each in found.ranked] == sorted((each.fits for each in found.variants), reverse=True)
+    best = found.ranked[0]
+    assert best.fits
+    assert best.speed == max(each.speed for each in found.variants if each.fits)
+    for kind in ("memory", "cost"):
+        front = found.front(kind)
+        amounts = {id(each): each.peak_bytes if kind == "memory" else each.cost for each in found.variants}
+        for one in front:
+            assert not any(
+                other.fits and other.speed > one.speed and amounts[id(other)] <= amounts[id(one)] for other in found.variants
+            )
+    assert found.cheapest is min((each for each in found.variants if each.fits), key=lambda each: each.cost or 0)
+    hour = best.document["cost_per_million_samples"] * best.speed * 3600 / 1e6
+    assert hour == pytest.approx(8 * {"8xh200-nvlink": 4, "8xa100-nvlink": 1}[best.settings["platform"]], rel=1e-3)
+
+
+def test_who_computes_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = small(ranks=[1, 2], workers=1).to_dict()
+    with ThreadPoolExecutor(2) as threads:
+        assert small(ranks=[1, 2], executor=threads).to_dict() == alone
+    monkeypatch.setattr(workers, "_WORTH_PROCESSES_S", 0.0)
+    assert small(ranks=[1, 2], workers=2).to_dict() == alone
+
+
+def test_a_journal_goes_on_where_a_sweep_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, asked = tmp_path / "journal", list[int]()
+    whole = small(journal=file).to_dict()
+    lines = file.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 3
+    file.write_bytes(b"".join(lines[:2]) + lines[2][: len(lines[2]) // 2])  # as if it was ended while it wrote
+
+    real = workers.run
+
+    def counted(job: Any, points: Any, groups: Any, *more: Any) -> None:
+        asked.extend(at for group in groups for at in group)
+        real(job, points, groups, *more)
+
+    monkeypatch.setattr("steptime._api.sweep.run", counted)
+    assert small(journal=file).to_dict() == whole
+    assert asked == [1]  # the other was there
+    assert file.read_bytes() == b"".join(lines)
+    asked.clear()
+    small(journal=file, price=2.0)
+    assert asked == [0, 1]  # other inputs are other variants
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("layers = 2\n", "is no journal of a sweep"),
+        ('{"journal": "steptime sweep", "schema_version": 1}\n{"key"\n', "line 2: is damaged"),
+        (
+            '{"journal": "steptime sweep", "schema_version": 1}\n{"key": "a", "check": "", "result": {}}\n',
+            "line 2: was changed",
+        ),
+    ],
+)
+def test_a_damaged_journal_is_said_and_left_alone(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "journal"
+    file.write_text(text)
+    with pytest.raises(steptime.InputError, match=said):
+        small(journal=file)
+    assert file.read_text() == text
+
+
+def test_a_journal_is_of_the_contents_of_files(tmp_path: Path) -> None:
+    config, file = tmp_path / "mine.toml", tmp_path / "journal"
+    config.write_text(SMALL.read_text())
+    first = steptime.sweep(config, MACHINE, journal=file).variants[0]
+    config.write_text(SMALL.read_text().replace("batch = 2048", "batch = 4096"))
+    assert steptime.sweep(config, MACHINE, journal=file).variants[0].document["batch"] == 4096 != first.document["batch"]
+    with pytest.raises(steptime.InputError, match="a journal goes with a config"):
+        steptime.sweep(steptime.read(config), MACHINE, journal=file)
+
+
+def test_files_have_a_row_for_every_variant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, parquet, page = (tmp_path / name for name in ("a.csv", "a.parquet", "a.html"))
+    words = [
+        "sweep",
+        str(SMALL),
+        "--platform",
+        f"{MACHINE},8xh100-nvlink",
+        "--batch",
+        "1024:4096",
+        "--set",
+        "bottom=[256,64],[512,64]",
+    ]
+    assert run([*words, "--csv", str(table), "--parquet", str(parquet), "--html", str(page), "--price", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "Best of every platform" in text
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert len(rows) == pq.read_table(parquet).num_rows == 12
+    assert {row["batch"] for row in rows} == {"1024", "2048", "4096"}
+    assert {row["bottom"] for row in rows} == {"[256, 64]", "[512, 64]"}
+    shown = page.read_text()
+    assert shown.count("<figure>") == 6  # four curves and two clouds
+    assert "<script" not in shown
+    before = (table.read_bytes(), parquet.read_bytes(), page.read_bytes())
+    assert run([*words, "--csv", str(table), "--parquet", str(parquet), "--html", str(page), "--price", "2"]) == 0
+    assert before == (table.read_bytes(), parquet.read_bytes(), page.read_bytes())
+    assert run([*words, "--csv", str(SMALL)]) == 2
+
+
+def test_a_platform_that_is_not_there_is_a_slip_and_no_variant(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sweep", str(SMALL), "--platform", f"{MACHINE},8xh2000"]) == 2
+    assert "8xh2000" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_workers_and_what_was_done_stays(tmp_path: Path) -> None:
+    file = tmp_path / "journal"
+    words = ["-m", "steptime", "sweep", str(GPT), "--platform", "8xh200-nvlink", "--batch", "8:8192:8", "--resume", str(file)]
+    started = subprocess.Popen(
+        [sys.executable, *words, "--workers", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and (not file.exists() or file.read_bytes().count(b"\n") < 6):
+        time.sleep(0.1)
+    os.killpg(started.pid, signal.SIGINT)
+    out, err = started.communicate(timeout=60)
+    assert (started.returncode, out) == (130, b"")
+    assert b"Traceback" not in err
+    with pytest.raises(ProcessLookupError):  # nobody of the group is left
+        for _ in range(100):
+            os.killpg(started.pid, 0)
+            time.sleep(0.1)
+    for line in file.read_bytes().split(b"\n")[:-1]:
+        json.loads(line)
