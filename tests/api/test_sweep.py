@@ -70,7 +70,7 @@ def test_the_best_fit_and_no_variant_of_a_front_is_beaten() -> None:
     assert best.speed == max(each.speed for each in found.variants if each.fits)
     for kind in ("memory", "cost"):
         front = found.front(kind)
-        amounts = {id(each): each.peak_bytes if kind == "memory" else each.cost for each in found.variants}
+        amounts = {id(each): (each.peak_bytes if kind == "memory" else each.cost) or 0 for each in found.variants}
         for one in front:
             assert not any(
                 other.fits and other.speed > one.speed and amounts[id(other)] <= amounts[id(one)] for other in found.variants

@@ -20,6 +20,7 @@ from typer.models import OptionInfo
 
 from steptime._cli import plan as plan_command
 from steptime._cli import platforms, shard, steps, whatif
+from steptime._cli import sweep as sweep_command
 from steptime._hardware.device import FOLDER as DEVICES
 from steptime._hardware.fabric import FOLDER as FABRICS
 from steptime_lab import cli as lab
@@ -56,7 +57,7 @@ _BASES: tuple[tuple[Callable[..., None], tuple[tuple[str, ...], ...]], ...] = (
     (steps.predict, (("task.toml", *_PLATFORM), ("task.toml", *_PLATFORM, "--plan", "plan.json"))),
     (steps.replay, (("rank0.json",),)),
     (steps.inspect, (("rank0.json",), ("missing.json",), ("gpt.toml",))),
-    (steps.sweep, (("model.toml", *_PLATFORM), ("gpt.toml", "--platform", "8xh200-nvlink,1xh200", "--batch", "32,64"))),
+    (sweep_command.sweep, (("model.toml", *_PLATFORM), ("gpt.toml", "--platform", "8xh200-nvlink,1xh200", "--batch", "32,64"))),
     (shard.shard, (("task.toml", *_PLATFORM, "--evaluations", "20"), ("task.toml", *_PLATFORM, "--evaluate", "plan.json"))),
     (plan_command.plan, (("gpt.toml", "--platform", "8xh200-nvlink", "--gpus", "2"),)),
     (whatif.whatif, (("rank0.json",), ("model.toml", *_PLATFORM))),
