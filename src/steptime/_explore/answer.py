@@ -40,7 +40,7 @@ def answered(subject: Subject, form: str, values: Values) -> bytes:
 
 
 def _answered(subject: Subject, form: str, values: Values) -> bytes:
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
     if form == "toml":
         return config_text(subject, values).encode()
     prediction = subject.predicted(values)
@@ -52,7 +52,8 @@ def _answered(subject: Subject, form: str, values: Values) -> bytes:
             prediction.html(file)
             return file.read_bytes()
     document = _document(subject, prediction, values)
-    return _encoded({**document, "seconds": round(time.perf_counter() - began, 4)})
+    took = {"wall_s": time.perf_counter() - began, "cpu_s": time.process_time() - cpu}
+    return _encoded({**document, "took": {name: round(value, 4) for name, value in took.items()}})
 
 
 def _document(subject: Subject, prediction: Prediction, values: Values) -> Mapping[str, Any]:

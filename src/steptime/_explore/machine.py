@@ -18,6 +18,7 @@ _DOUBLED_RANKS = 10  # a slider ends at 1,024
 # In eighths of a doubling, from a quarter to four times: each step moves a number by 9 %.
 _FACTORS = tuple(round(2 ** (eighth / 8), 3) for eighth in range(-16, 17))
 _WATTS, _LEAST_W, _MOST_W = 25, 100, 2000
+_MOST_PRICE = 10_000
 
 
 def job_controls(workload: Workload, plan: str | None) -> Iterator[Control]:
@@ -52,6 +53,10 @@ def machine_controls(workload: Workload, platform: str | None) -> Iterator[Contr
     yield Control(
         "power_cap_w", MACHINE, "Power cap", WHOLE, None, unit="W", least=1, most=_MOST_W, optional=True,
         steps=tuple(range(_LEAST_W, 1501, _WATTS)), empty="as rated", help="What each card may draw",
+    )  # fmt: skip
+    yield Control(
+        "price", MACHINE, "Price", NUMBER, None, unit="per GPU-hour", least=0, most=_MOST_PRICE, optional=True, empty="none",
+        help="What one GPU costs for an hour, in any currency",
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from steptime._report.html.markup import page_part
 
 # The page's own timeline: reading, drawing and pointing at it; only what surrounds it is another one.
 _TIMELINE = ("data.js", "view.js", "colours.js", "draw.js", "search.js", "details.js")
+_LONGEST_PAGE, _MOST_NEAR = 64, 4
 _TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
 
 
@@ -32,6 +33,15 @@ class _Ask(msgspec.Struct, forbid_unknown_fields=True):
     page: str
     values: dict[str, bool | int | float | str | list[str] | None]
     form: str = PREDICT
+
+
+class _Near(msgspec.Struct, forbid_unknown_fields=True):
+    """What a page may ask next: its values, with other ones of one control."""
+
+    page: str
+    values: dict[str, bool | int | float | str | list[str] | None]
+    about: str
+    near: list[bool | int | float | str | None]
 
 
 def application(subject: Subject, token: str, port: int) -> ASGIApp:
@@ -65,9 +75,18 @@ def application(subject: Subject, token: str, port: int) -> ASGIApp:
             asked = msgspec.json.decode(await request.body(), type=_Ask)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             return JSONResponse({"error": f"no question: {error}", "control": None}, 400)
-        if len(asked.page) > 64 or asked.form not in (PREDICT, *EXPORTS):
+        if len(asked.page) > _LONGEST_PAGE or asked.form not in (PREDICT, *EXPORTS):
             return JSONResponse({"error": f"form is one of {', '.join((PREDICT, *EXPORTS))}", "control": None}, 400)
         return await _answer(workers, asked)
+
+    async def near(request: Request) -> Response:
+        try:
+            told = msgspec.json.decode(await request.body(), type=_Near)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            return JSONResponse({"error": f"no values: {error}", "control": None}, 400)
+        if len(told.page) <= _LONGEST_PAGE and len(told.near) <= _MOST_NEAR:
+            workers.expect(told.page, [{**told.values, told.about: value} for value in told.near])
+        return JSONResponse({}, 202)
 
     routes = [
         Route("/", file, methods=["GET"]),
@@ -75,6 +94,7 @@ def application(subject: Subject, token: str, port: int) -> ASGIApp:
         Route("/api/controls", controls, methods=["GET"]),
         Route("/api/alive", alive, methods=["GET"]),
         Route("/api/ask", ask, methods=["POST"]),
+        Route("/api/near", near, methods=["POST"]),
     ]
     return Guard(Starlette(routes=routes, lifespan=lifespan), token, port)
 

@@ -78,11 +78,11 @@ class Subject:
         workload = self.built(values)
         platform = values["platform"]
         if platform == AS_RECORDED:
-            return predict(workload, what_if=changes_of(values))
+            return predict(workload, what_if=changes_of(values), price=values["price"])
         machine = self._machine(platform, workload.world_size, values)
         return predict(
             workload, machine, host=values["host"], power_cap_w=values["power_cap_w"], calibration=self.calibration,
-            what_if=changes_of(values),
+            what_if=changes_of(values), price=values["price"],
         )  # fmt: skip
 
     def built(self, values: Values) -> Workload:
@@ -128,7 +128,12 @@ class Subject:
             )
             options += ["--platform", self.platform if same and self.platform else values["platform"]]
         named = {"--batch": batch, "--ranks": ranks, "--plan": self.plan, "--device": values["device"]}
-        named |= {"--host": values["host"], "--fabric": values["fabric"], "--power-cap": values["power_cap_w"]}
+        named |= {
+            "--host": values["host"],
+            "--fabric": values["fabric"],
+            "--power-cap": values["power_cap_w"],
+            "--price": values["price"],
+        }
         for option, value in {**named, "--calibration": self.calibration}.items():
             options += [] if value is None else [option, f"{value:g}" if isinstance(value, float) else str(value)]
         for key, value in settings.items():

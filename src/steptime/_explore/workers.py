@@ -2,6 +2,7 @@
 
 A page that moves a slider asks faster than anybody can answer. Of the questions of one page only the newest counts: an older
 one that waits is dropped, and one that is being answered is left to finish if it is soon done, and its process replaced if not.
+While nobody waits, one process predicts what a page may ask next: the neighbours of a slider's place.
 """
 
 from __future__ import annotations
@@ -49,11 +50,17 @@ class _Question:
     values: dict[str, Any]
     answer: asyncio.Future[bytes]
     begun: float | None = None
+    ahead: bool = False  # nobody has asked it yet
 
     @property
     def kind(self) -> tuple[str, bool]:
         """Questions of which the newest counts; files that are asked for are made beside."""
-        return self.page, self.form == PREDICT
+        return self.page, self.form == PREDICT and not self.ahead
+
+    @property
+    def key(self) -> str:
+        """The same for the same question, whoever asks it."""
+        return _key(self.form, self.values)
 
 
 @dataclass(eq=False)
@@ -86,6 +93,7 @@ class Workers:
     subject: Subject
     _processes: list[_Process] = field(default_factory=list)
     _waiting: list[_Question] = field(default_factory=list)
+    _near: OrderedDict[str, list[dict[str, Any]]] = field(default_factory=OrderedDict)  # page -> what it may ask next
     _known: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _ended: bool = False
@@ -109,22 +117,31 @@ class Workers:
 
     async def ask(self, page: str, form: str, values: dict[str, Any]) -> bytes:
         """The answer; `SupersededError` where the page asks something newer meanwhile."""
-        key = json.dumps([form, values], sort_keys=True)
+        key = _key(form, values)
         if form == PREDICT:
             self._supersede(page)
+            self._near.pop(page, None)
         if key in self._known:
             self._known.move_to_end(key)
             return self._known[key]
+        ahead = next((each.question for each in self._processes if each.question and each.question.key == key), None)
+        if ahead is not None and ahead.ahead and not ahead.answer.done():
+            ahead.page, ahead.ahead = page, False  # from here on it is this page's question
+            return await ahead.answer
         if len(self._waiting) >= _MOST_WAITING:
             raise BusyError
         question = _Question(page, form, values, asyncio.get_running_loop().create_future())
         self._waiting.append(question)
         self._assign()
-        answer = await question.answer
-        self._known[key] = answer
-        while len(self._known) > _REMEMBERED:
-            self._known.popitem(last=False)
-        return answer
+        return await question.answer
+
+    def expect(self, page: str, variants: list[dict[str, Any]]) -> None:
+        """What a page may ask next, the likeliest first; predicted while nobody asks."""
+        self._near[page] = variants
+        self._near.move_to_end(page)
+        while len(self._near) > _MOST_WAITING:
+            self._near.popitem(last=False)
+        self._assign()
 
     def _supersede(self, page: str) -> None:
         """Drops what the page asked before."""
@@ -143,17 +160,35 @@ class Workers:
 
     def _assign(self) -> None:
         for process in self._processes:
-            if process.question is None and self._waiting:
-                process.question = self._waiting.pop(0)
-                task = asyncio.create_task(self._serve(process, process.question))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+            if process.question is not None:
+                continue
+            question = self._waiting.pop(0) if self._waiting else self._ahead()
+            if question is None:
+                return
+            process.question = question
+            task = asyncio.create_task(self._serve(process, question))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _ahead(self) -> _Question | None:
+        """What to predict while nobody asks: only if another process stays free for whoever does."""
+        if sum(each.question is None for each in self._processes) < 2:
+            return None
+        for page, variants in self._near.items():
+            while variants:
+                values = variants.pop(0)
+                if _key(PREDICT, values) not in self._known:
+                    return _Question(page, PREDICT, values, asyncio.get_running_loop().create_future(), ahead=True)
+        return None
 
     async def _serve(self, process: _Process, question: _Question) -> None:
         question.begun = time.monotonic()
         late = asyncio.get_running_loop().call_later(_PATIENCE_S, _abandon, process, question)
         try:
             answer = await process.ask(question)
+            self._known[question.key] = answer
+            while len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
             if not question.answer.done():
                 question.answer.set_result(answer)
         except EndedError as error:
@@ -176,6 +211,10 @@ class Workers:
         assert started.stdin is not None
         started.stdin.write(framed(pickle.dumps(self.subject)))
         return _Process(started)
+
+
+def _key(form: str, values: dict[str, Any]) -> str:
+    return json.dumps([form, values], sort_keys=True)
 
 
 def _abandon(process: _Process, question: _Question) -> None:

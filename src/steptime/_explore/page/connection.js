@@ -7,8 +7,8 @@ const IDLE = 5000; // ms between looking whether it is still there
 /** A name for this tab, so that tabs do not supersede each other. */
 const page = [...crypto.getRandomValues(new Uint8Array(9))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
-async function post(body, signal) {
-  return fetch("/api/ask", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ page, ...body }), signal });
+async function post(body, signal, path = "/api/ask") {
+  return fetch(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ page, ...body }), signal });
 }
 
 export class Connection {
@@ -63,6 +63,14 @@ export class Connection {
       this.leave();
       return { error: "the server has gone" };
     }
+  }
+
+  /** Says what may be asked next: the neighbours of a slider's place. */
+  expect(values, control) {
+    const near = control?.neighbours() ?? [];
+    if (this.lost || !near.length) return;
+    const differing = Object.fromEntries(Object.entries(values).filter(([name]) => name !== control.given.name));
+    post({ values: differing, about: control.given.name, near }, undefined, "/api/near").catch(() => {});
   }
 
   async look() {

@@ -17,8 +17,9 @@ const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
 
 /** One control: its elements, its value, and what is wrong with it. */
 class Control {
-  constructor(given, changed) {
+  constructor(given, changed, near) {
     this.given = given;
+    this.near = near;
     this.value = given.value;
     this.id = `control-${given.name.replace(/[^a-z_]/g, "-")}`;
     this.wrong = made("p", { class: "wrong", id: `${this.id}-wrong`, hidden: true });
@@ -79,17 +80,26 @@ class Control {
   number() {
     const { given } = this, { steps, optional } = given;
     const places = optional ? [null, ...steps] : steps;
+    this.places = places;
     const box = made("input", { id: this.id, type: "number", min: given.least, max: given.most, step: given.kind === "whole" ? 1 : "any",
       inputmode: given.kind === "whole" ? "numeric" : "decimal", placeholder: given.empty || null,
       onchange: () => this.changed(this.read(box)), oninput: () => { if (box.validity.valid && box.value) this.changed(this.read(box)); } });
     const slider = made("input", { type: "range", min: 0, max: Math.max(places.length - 1, 0), step: 1, "aria-label": `${given.label}, slider`,
-      oninput: () => this.changed(places[Number(slider.value)]) });
+      oninput: () => this.changed(places[Number(slider.value)]), onfocus: () => this.near(this), onpointerenter: () => this.near(this) });
     this.update = () => {
       if (document.activeElement !== box || this.read(box) !== this.value) box.value = this.value ?? "";
       slider.value = String(nearest(places, this.value));
       slider.setAttribute("aria-valuetext", this.value === null ? given.empty || "none" : `${this.value} ${given.unit}`.trim());
     };
     return places.length > 1 ? [box, slider] : [box];
+  }
+
+  /** Values at the places beside the slider's, the nearest first; one that is as it was to begin with is left out. */
+  neighbours() {
+    if (!this.places) return [];
+    const at = nearest(this.places, this.value);
+    return [at + 1, at - 1, at + 2, at - 2].filter((i) => i >= 0 && i < this.places.length).map((i) => this.places[i])
+      .filter((value) => !same(value, this.given.value));
   }
 
   read(box) {
@@ -145,10 +155,10 @@ function nearest(places, value) {
   return best;
 }
 
-/** All controls in their groups; `changed` is told which one a person moved. */
+/** All controls in their groups; `changed` is told which one a person moved, `near` which slider they may move next. */
 export class Controls {
-  constructor(form, given, changed) {
-    this.all = new Map(given.map((one) => [one.name, new Control(one, changed)]));
+  constructor(form, given, changed, near) {
+    this.all = new Map(given.map((one) => [one.name, new Control(one, changed, near)]));
     const groups = Map.groupBy ? Map.groupBy(this.all.values(), (one) => one.given.group) : grouped(this.all.values());
     form.replaceChildren(...[...groups].map(([name, members], i) => {
       const often = members.filter((one) => !one.given.more), more = members.filter((one) => one.given.more);

@@ -2,7 +2,7 @@
 
 import { Connection } from "/page/connection.js";
 import { Controls } from "/page/controls.js";
-import { Saved, time, words } from "/page/saved.js";
+import { Saved, time } from "/page/saved.js";
 import { recolour, showTimeline } from "/page/timeline.js";
 
 const byId = (id) => document.getElementById(id);
@@ -23,7 +23,7 @@ let staleTimer = null, spokenTimer = null;
 const controls = new Controls(byId("controls"), described.controls, (control) => {
   last = control;
   ask();
-});
+}, (control) => { if (shown && !control.given.disabled) connection.expect(controls.values, control); });
 const saved = new Saved(byId("saved"), controls, (values) => {
   controls.take(values);
   last = null;
@@ -72,7 +72,9 @@ function answer(given, question, more) {
   settled();
   document.body.classList.remove("stale", "wrong");
   byId("status").textContent = "";
-  performance.measure("answered", { start: question.at, end: performance.now() });
+  // For benchmarks/explore_latency.py: from the change to the first frame that may show its answer.
+  requestAnimationFrame(() => performance.measure("answered", { start: question.at, end: performance.now(), detail: given.took }));
+  connection.expect(question.values, last);
   clearTimeout(spokenTimer);
   spokenTimer = setTimeout(() => speak(given.answer), SPOKEN);
 }
