@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from steptime.errors import DeadlockError, InputError, SteptimeError, TraceError, UnsupportedError
 
 if TYPE_CHECKING:
+    from steptime._api.compare import compare
     from steptime._api.diff import diff
     from steptime._api.plan import plan
     from steptime._api.predict import predict, replay
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from steptime._program.program import Program
     from steptime._program.workload import Workload
     from steptime._report.answers import Prediction, Replayed, Sharding
+    from steptime._report.compare import Comparison
     from steptime._report.diff import Compared
     from steptime._report.plan import Planned
     from steptime._report.sweep import Predictions
@@ -35,6 +37,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "Calibration": "steptime._platforms.calibration:Calibration",
     "Compared": "steptime._report.diff:Compared",
+    "Comparison": "steptime._report.compare:Comparison",
     "Planned": "steptime._report.plan:Planned",
     "Platform": "steptime._platforms.platform:Platform",
     "Prediction": "steptime._report.answers:Prediction",
@@ -45,6 +48,7 @@ _LAZY = {
     "Suggestions": "steptime._report.whatif:Suggestions",
     "Workload": "steptime._program.workload:Workload",
     "capture": "steptime._api.read:capture",
+    "compare": "steptime._api.compare:compare",
     "diff": "steptime._api.diff:diff",
     "plan": "steptime._api.plan:plan",
     "predict": "steptime._api.predict:predict",
@@ -67,6 +71,7 @@ _DEPRECATED = {
 __all__ = [
     "Calibration",
     "Compared",
+    "Comparison",
     "DeadlockError",
     "InputError",
     "Planned",
@@ -83,6 +88,7 @@ __all__ = [
     "Workload",
     "__version__",
     "capture",
+    "compare",
     "diff",
     "plan",
     "predict",

@@ -13,6 +13,7 @@ import typer
 
 from steptime import __version__
 from steptime._cli.calibrate import calibrate
+from steptime._cli.compare import compare
 from steptime._cli.completion import VARIABLE, complete
 from steptime._cli.explore import explore
 from steptime._cli.plan import plan
@@ -52,7 +53,7 @@ def steptime(
         print(context.get_help())
 
 
-for _command in (predict, replay, inspect, capture, platforms, fabric, shard, plan, sweep, explore, whatif, diff):
+for _command in (predict, replay, inspect, capture, platforms, fabric, shard, plan, sweep, compare, explore, whatif, diff):
     app.command()(_command)
 
 

@@ -24,6 +24,8 @@ OWN_ERROR = 0.1
 # On a device that was measured: about what whole steps are off by there (docs/accuracy.md); no groups of layouts were measured.
 MEASURED_OWN_ERROR = 0.03
 _DRAWS = 8192
+# Nine of ten draws lie between.
+LEVELS = (0.05, 0.95)
 
 
 def chances(steps_ns: Sequence[float], draws_ns: Sequence[Floats], own_error: float = OWN_ERROR) -> list[float]:
@@ -57,7 +59,20 @@ def p_faster_of_others(
     return float((best < drawn).mean())
 
 
-def _drawn_again(steps_ns: Sequence[float], draws_ns: Sequence[Floats], own_error: float) -> Floats:
+def ratios(
+    steps_ns: Sequence[float], draws_ns: Sequence[Floats], own_errors: Sequence[float]
+) -> list[tuple[float, float, float]]:
+    """Of each step over the first: from where to where nine of ten draws are, and how likely it is shorter than the first.
+
+    Steps on machines of their own have draws in an order of their own; `own_errors` are of each.
+    """
+    drawn = _drawn_again(steps_ns, draws_ns, np.asarray(own_errors)[:, None])
+    low, high = np.exp(np.quantile(drawn - drawn[0], LEVELS, axis=1))
+    shorter = (drawn < drawn[0]).mean(axis=1)
+    return list(zip(low.tolist(), high.tolist(), shorter.tolist(), strict=True))
+
+
+def _drawn_again(steps_ns: Sequence[float], draws_ns: Sequence[Floats], own_error: float | Floats) -> Floats:
     """Logarithms of steps (layout, draw)."""
     common, rng = _moved_together(draws_ns), np.random.default_rng(2)
     return np.asarray(np.log(np.asarray(steps_ns))[:, None] + common + own_error * rng.standard_normal(common.shape))

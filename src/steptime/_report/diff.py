@@ -147,6 +147,16 @@ def print_diff(console: Console, answer: Compared) -> None:
     share = found.total_ms / before.step_time_ms if before.step_time_ms else 0.0
     steps = f"{time_ms(before.step_time_ms)} → {time_ms(after.step_time_ms)} ms: {signed_ms(found.total_ms)} ms"
     print_line(console, "Step time", f"{steps} ({100 * share:+.1f} %)", style="bold")
+    print_parts(console, answer)
+    print_line(console, "Before", before.bound_by)
+    print_line(console, "After", after.bound_by, spaced=False)
+    print_warnings(console, list(dict.fromkeys((*before.warnings, *after.warnings))))
+
+
+def print_parts(console: Console, answer: Compared) -> None:
+    """What makes the second step longer or shorter, and the ops that changed most."""
+    found = answer.difference
+    before = found.before
     print_section(console, "Parts", "ms of the step; they add up to the difference")
     rows = grid("left", "right", "right")
     for name, value in (*_listed(found), ("together", found.total_ms)):
@@ -157,9 +167,6 @@ def print_diff(console: Console, answer: Compared) -> None:
     if changed:
         print_section(console, "Ops that changed most", "per step; ms on the device and on the host, behind other work or not")
         _print_ops(console, changed)
-    print_line(console, "Before", before.bound_by)
-    print_line(console, "After", after.bound_by, spaced=False)
-    print_warnings(console, list(dict.fromkeys((*before.warnings, *after.warnings))))
 
 
 def _print_ops(console: Console, ops: list[OpDifference]) -> None:
@@ -193,13 +200,17 @@ def diff_page(found: Difference) -> str:
         "p", tag("strong", signed_ms(found.total_ms)), tag("span", f"ms per step{share}", class_="unit"), class_="step"
     )
     summary = [number, *bound_and_facts(f"Now {after.bound_by}", facts, warnings)]
-    sections = [
-        tag("section", *summary, id="summary", aria_label="Summary"),
-        section("Parts", "milliseconds of the step; they add up to the difference", _parts_table(found)),
-    ]
+    return static_page(
+        "diff", name, "difference", [tag("section", *summary, id="summary", aria_label="Summary"), *diff_sections(found)]
+    )
+
+
+def diff_sections(found: Difference) -> list[Markup]:
+    """The parts of the difference, and ops that changed."""
+    sections = [section("Parts", "milliseconds of the step; they add up to the difference", _parts_table(found))]
     if found.ops:
         sections.append(section("Ops", "per step; on the device and on the host, behind other work or not", _ops_table(found)))
-    return static_page("diff", name, "difference", sections)
+    return sections
 
 
 def _parts_table(found: Difference) -> Markup:

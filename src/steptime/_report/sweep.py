@@ -237,12 +237,7 @@ class Predictions(Sequence["Prediction"]):
 
     def csv(self, path: str | Path) -> None:
         """Writes a table with a head, a line for every variant."""
-        rows = self.rows()
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_output(Path(path), text.getvalue())
+        write_output(Path(path), csv_of(self.rows()))
 
     def parquet(self, path: str | Path) -> None:
         """Writes the same as a Parquet file."""
@@ -256,6 +251,15 @@ class Predictions(Sequence["Prediction"]):
         from steptime._report.sweep_page import sweep_page
 
         write_output(Path(path), sweep_page(self))
+
+
+def csv_of(rows: Sequence[Document]) -> str:
+    """Rows as CSV, a column for every key that one of them has."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def settings_words(settings: Mapping[str, Any]) -> str:

@@ -107,8 +107,8 @@ def table_cells(answer: Predictions, variants: Sequence[SweepVariant]) -> tuple[
         speed = each.tokens_per_s if tokens else each.samples_per_s
         mfu = each.document.get("mfu")
         row = [_cell(each.settings.get(name)) if name in each.settings else "" for name in varied]
-        row += [time_ms(each.step_time_ms), _around(each), "" if speed is None else rate(speed)]
-        row += ["" if mfu is None else f"{100 * mfu:.1f} %", _memory(each) + _ON_FRONT * (id(each) in fronts["memory"])]
+        row += [time_ms(each.step_time_ms), around_words(each), "" if speed is None else rate(speed)]
+        row += ["" if mfu is None else f"{100 * mfu:.1f} %", memory_words(each) + _ON_FRONT * (id(each) in fronts["memory"])]
         row += ["" if each.cost is None else money(each.cost) + _ON_FRONT * (id(each) in fronts["cost"])]
         rows.append(row)
     shown = [at for at in range(len(heads)) if any(row[at] for row in rows)]
@@ -125,13 +125,14 @@ def shared_warnings(answer: Predictions) -> list[str]:
     return [warning for warning in found if not warning.startswith(DOES_NOT_FIT)]
 
 
-def _around(variant: SweepVariant) -> str:
+def around_words(variant: SweepVariant) -> str:
     """The interval, in percent of the step."""
     low, high = (round(100 * (value / variant.step_time_ms - 1)) for value in variant.interval_ms)
     return f"{low:+d} {high:+d} %" if -low != high else f"±{high} %"
 
 
-def _memory(variant: SweepVariant) -> str:
+def memory_words(variant: SweepVariant) -> str:
+    """Of the fullest rank, with a mark where it does not fit."""
     if variant.peak_bytes is None:
         return ""
     return size_words(variant.peak_bytes) + _NO_FIT * (variant.fits is False)

@@ -1,0 +1,66 @@
+"""`steptime compare`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from steptime._cli.output import CalibrationFile, Json, Price, Profiled, announce, input_files, show
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def compare(
+    answers: Annotated[
+        list[str],
+        Argument(
+            metavar="A B...",
+            help="Two or more: configs, traces, saved workloads, training scripts, or answers written by --json of predict and "
+            "sweep, all of whose variants count.",
+            show_default=False,
+        ),
+    ],
+    platform: Annotated[
+        str | None,
+        Option(
+            "--platform",
+            metavar="NAME,...",
+            help="The machine of what is not predicted yet (`steptime platforms`), each of several; without it, as recorded.",
+            show_default=False,
+        ),
+    ] = None,
+    calibration: CalibrationFile = None,
+    profiled: Profiled = False,
+    price: Price = None,
+    json: Json = False,
+    csv: Annotated[
+        Path | None, Option("--csv", metavar="FILE", help="Write a table of all answers.", show_default=False)
+    ] = None,
+    html: Annotated[
+        Path | None, Option("--html", metavar="FILE", help="Write everything as a single HTML page that works offline.")
+    ] = None,
+) -> None:
+    """Compare answers: which is fastest, what differs between them, whether that is more than errors; for two, why."""
+    from steptime._api.compare import compare as compared
+    from steptime._files import refuse_overwriting
+    from steptime._report.compare_text import print_comparison
+    from steptime._report.plan_text import print_written
+    from steptime._sweep.axes import listed
+
+    refuse_overwriting({"--html": html, "--csv": csv}, input_files(answers, calibration))
+    for each in answers:
+        announce(each, quiet=json)
+    machines = None if platform is None else listed(platform, "--platform")
+    answer = compared(*answers, platform=machines, calibration=calibration, profiled=profiled, price=price)
+    for path, write in ((csv, answer.csv), (html, answer.html)):
+        if path is not None:
+            write(path)
+
+    def said(console: Console) -> None:
+        print_comparison(console, answer)
+        print_written(console, {"Table": csv, "Page": html})
+
+    show(json, answer.to_dict, said)
