@@ -13,6 +13,7 @@ from rich.text import Text
 from steptime._program.host_code import HOST_CODE
 from steptime._program.program import Program
 from steptime._program.workload import Workload
+from steptime._report.alike import folded
 from steptime._report.answers import Replayed
 from steptime._report.layout import (
     body_width,
@@ -178,7 +179,7 @@ def _iterations(console: Console, iterations: Iterations, recorded_ms: float) ->
 
 def _explanation(console: Console, prediction: PredictedStep, nobody: str) -> None:
     print_section(console, "Ranks", "ms per step")
-    print_numbers(console, ("rank", *(name for name, _ in _RANK_COLUMNS)), list(_ranks(prediction.ranks)))
+    print_numbers(console, ("rank", *(name for name, _ in _RANK_COLUMNS)), list(_ranks(prediction)))
     what = "ms per step, mean over ranks; communication behind computation is not counted"
     print_section(console, "Device busy with", what, _breakdown(console, prediction.breakdown))
     path = prediction.critical_path
@@ -207,13 +208,18 @@ def _memory(memory: Mapping[str, Any]) -> str:
     return f"{sizes}{which}: {filled}"
 
 
-def _ranks(ranks: Sequence[RankSummary]) -> Iterator[list[str]]:
-    if len(ranks) <= RANKS_SHOWN:
-        for rank in ranks:
-            yield [str(rank.rank), *(time_ms(value(rank)) for _, value in _RANK_COLUMNS)]
+def _ranks(prediction: PredictedStep) -> Iterator[list[str]]:
+    groups = folded(prediction, _rank_cells)
+    if len(groups) <= RANKS_SHOWN:
+        for alike in groups:
+            yield [alike.label, *_rank_cells(alike.summary)]
         return
     for label, summary in (("least", min), ("median", median), ("most", max)):
-        yield [label, *(time_ms(summary([value(r) for r in ranks])) for _, value in _RANK_COLUMNS)]
+        yield [label, *(time_ms(summary([value(r) for r in prediction.ranks])) for _, value in _RANK_COLUMNS)]
+
+
+def _rank_cells(rank: RankSummary) -> tuple[str, ...]:
+    return tuple(time_ms(value(rank)) for _, value in _RANK_COLUMNS)
 
 
 def _breakdown(console: Console, breakdown: Mapping[str, float]) -> Table:
