@@ -249,9 +249,9 @@ def test_a_name_of_the_critical_path_is_found_on_the_timeline(page: Browser, mad
 
 @pytest.mark.slow
 def test_the_critical_path_and_host_threads_can_be_left_out(page: Browser) -> None:
-    with_path = page.execute_script(LONGEST, "ink")[0]
+    with_path = page.execute_script(LONGEST, "path")[0]
     press(page, "p")
-    assert page.execute_script(LONGEST, "ink")[0] < with_path
+    assert page.execute_script(LONGEST, "path")[0] < with_path
     height = element(page, "stage").size["height"]
     press(page, "h")
     assert page.execute_script(LONGEST, "host")[0] == 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from typing import Any
 
+import numpy as np
 from tests.sim.worlds import Draft, constant_timing
 
 from steptime._program.program import CallKind, Ops, Program, Thread
@@ -62,6 +63,13 @@ def program(rank: int = 0, world_size: int = 1, *, works: int = 6, names: tuple[
 def cohort(made: Program, ranks: tuple[int, ...]) -> Cohort:
     """Ranks that run a program, every kernel of which takes 40 microseconds."""
     return Cohort(made, ranks, constant_timing(made, duration_ns=40_000, gap_ns=9_000, call_ns=5_000, latency_ns=3_000))
+
+
+def apart(made: Program, ranks: tuple[int, ...]) -> Cohort:
+    """The same, every rank a little later than the one before."""
+    later = cohort(made, ranks)
+    gap_ns = later.timing.gap_ns + np.array(ranks, dtype=np.int64)[None, :, None]
+    return replace(later, timing=replace(later.timing, gap_ns=gap_ns))
 
 
 def hostile() -> tuple[PredictedStep, Workload]:

@@ -232,7 +232,8 @@ def memory(*peaks: int) -> dict[str, Any]:
 def test_memory_is_said_where_it_is_known(most: int) -> None:
     prediction, workload = example()
     found = Page.of(page(replace(prediction, memory=memory(1, most), workload=workload)))
-    assert f"{most} GiB of 80 GiB" in found.texts["dd"]
+    assert f"{most} GiB of 80 GiB on rank 1" in found.texts["dd"]
+    assert ("Does not fit by 10 GiB" in found.body) == (most > 80)
     assert {f"{most} GiB", "1 GiB", "2 GiB"} <= set(found.texts["td"])
     said = [attributes.get("aria-label") for name, attributes in found.elements if name == "svg"]
     assert f"rank 1: parameters 1 GiB, context, NCCL, spare blocks {most - 1} GiB" in said

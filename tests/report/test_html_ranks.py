@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from tests.report.html_pages import Page, cohort, predicted, program
+from tests.report.html_pages import Page, apart, cohort, predicted, program
 
 from steptime._program.workload import Workload
+from steptime._report.alike import ranges
 from steptime._report.html.page import RANKS_AT_MOST, drawn, page
+from steptime._report.html.timeline import timeline_document
 from steptime._sim.core.simulate import simulate
 from steptime._sim.explain.bound import Straggler
-from steptime._sim.explain.critical_path import PathRank
+from steptime._sim.explain.critical_path import PathRank, critical_path
 from steptime._sim.prediction import PredictedStep
 
 EVENTS = 14  # calls and works of a rank: see `program`
@@ -20,8 +23,11 @@ EVENTS = 14  # calls and works of a rank: see `program`
 def many(ranks: int) -> PredictedStep:
     """Ranks of two programs: the first four, and all others."""
     made = [program(0, ranks, names=("aten::mm",)), program(4, ranks, names=("aten::add",))]
-    found = predicted(simulate([cohort(made[0], (0, 1, 2, 3)), cohort(made[1], tuple(range(4, ranks)))]))
-    summaries = tuple(replace(one, compute_ms={7: 9.0, 8: 0.5}.get(one.rank, 1.0)) for one in found.ranks)
+    found = predicted(simulate([apart(made[0], (0, 1, 2, 3)), apart(made[1], tuple(range(4, ranks)))]))
+    compute = {7: 9.0, 8: 0.5}
+    summaries = tuple(
+        replace(one, compute_ms=compute.get(one.rank, 1.0), host_blocked_ms=float(one.rank)) for one in found.ranks
+    )
     path = replace(found.critical_path, ranks=(PathRank(6, 1.0, 1.0),))
     return replace(found, ranks=summaries, straggler=Straggler(5, 1.0, 0.9), critical_path=path)
 
@@ -30,6 +36,38 @@ def test_all_ranks_are_drawn_while_they_fit() -> None:
     found = drawn(many(RANKS_AT_MOST))
     assert found.ranks == tuple(range(RANKS_AT_MOST))
     assert not found.note
+
+
+def test_ranks_that_do_the_same_at_the_same_times_are_drawn_once() -> None:
+    made = [program(0, 8), program(4, 8)]
+    prediction = predicted(simulate([cohort(made[0], (0, 1, 2, 3)), apart(made[1], (4, 5, 6, 7))]))
+    chosen = drawn(prediction)
+    assert chosen.titles == {0: "0-3", 4: "4", 5: "5", 6: "6", 7: "7"}
+    assert chosen.note == "Ranks that do the same at the same times are drawn once."
+    found = Page.of(page(prediction))
+    assert [rank["title"] for rank in found.data["ranks"]] == ["0-3", "4", "5", "6", "7"]
+    assert "0-3" in found.texts["th"]
+
+
+def test_the_critical_path_of_a_rank_lies_on_the_one_that_is_drawn_for_it() -> None:
+    timeline = simulate([cohort(program(0, 2), (0, 1))])
+    path = critical_path(timeline)
+    moved = [replace(segment, rank=1) for segment in path]
+    on_drawn, on_other = (timeline_document(timeline, (0,), each, {0: (0, 1)})["path"] for each in (path, moved))
+    assert on_drawn == on_other
+    assert on_drawn["ranks"]
+    assert not timeline_document(timeline, (0,), moved)["path"]["ranks"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ((0,), "0"), (range(8), "0-7"), ((0, 2, 3), "0, 2-3"), (range(0, 1024, 8), "0, 8, 16, ... (128)"), ((3, 1, 2), "1-3"),
+        ((0, 2, 4, 6), "0, 2, 4, 6"), (range(1024), "0-1023"),
+    ],
+)  # fmt: skip
+def test_neighbours_are_written_as_a_range(ranks: Sequence[int], text: str) -> None:
+    assert ranges(tuple(ranks)) == text
 
 
 def test_too_many_ranks_are_stood_for_by_the_telling_ones() -> None:

@@ -112,6 +112,16 @@ def test_many_ranks_are_shown_by_their_extremes() -> None:
     assert all(word in text for word in ("least", "median", "most", "99.000", "49.500"))
 
 
+def test_ranks_of_which_the_same_is_shown_are_one_line() -> None:
+    _, prediction, _ = answers()
+    many = tuple(replace(prediction.ranks[0], rank=rank, idle_ms=float(rank // 50)) for rank in range(100))
+    out, raw = console()
+    print_prediction(out, replace(prediction, ranks=many))
+    words = raw.getvalue().decode().split()
+    assert {"0-49", "50-99"} <= set(words)
+    assert "median" not in words
+
+
 def test_warnings_that_differ_in_numbers_only_are_one() -> None:
     out, raw = console()
     print_warnings(out, ["rank0: 3 events lost", "rank1: 14 events lost", "something else"])

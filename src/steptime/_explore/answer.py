@@ -15,6 +15,7 @@ from steptime._explore.subject import Subject, Values
 from steptime._report.answers import Prediction
 from steptime._report.html import sections
 from steptime._report.html.page import drawn
+from steptime._report.html.summary import summary
 from steptime._report.html.timeline import timeline_document
 from steptime._report.json import dumps
 from steptime._sim.explain.critical_path import critical_path
@@ -62,14 +63,14 @@ def _document(subject: Subject, prediction: Prediction, values: Values) -> Mappi
     return {
         "answer": prediction.to_dict(),
         "sections": {
-            "summary": sections.summary(prediction, {}),
+            "summary": summary(prediction),
             "families": sections.families(prediction.breakdown),
-            "ranks": sections.ranks(prediction.ranks),
+            "ranks": sections.ranks(prediction),
             "path": sections.critical_path(prediction.critical_path),
-            "memory": sections.memory_section(prediction.memory),
+            "memory": sections.memory_section(prediction),
             "coverage": sections.coverage(prediction.coverage),
         },
-        "timeline": timeline_document(prediction.timeline, chosen.ranks, path),
+        "timeline": timeline_document(prediction.timeline, chosen.ranks, path, chosen.alike),
         "note": chosen.note,
         "command": subject.command(values),
         "derived": subject.derived(prediction),

@@ -13,8 +13,8 @@ from rich.text import Text
 from steptime._files import write_output
 from steptime._report.answers import plain, table_of
 from steptime._report.html.markup import Markup, bar, table, tag
-from steptime._report.html.sections import bound_and_facts
 from steptime._report.html.static import section, static_page
+from steptime._report.html.summary import bound, facts_group, warning_list
 from steptime._report.json import SCHEMA_VERSION, Document
 from steptime._report.layout import (
     body_width,
@@ -199,10 +199,9 @@ def diff_page(found: Difference) -> str:
     number = tag(
         "p", tag("strong", signed_ms(found.total_ms)), tag("span", f"ms per step{share}", class_="unit"), class_="step"
     )
-    summary = [number, *bound_and_facts(f"Now {after.bound_by}", facts, warnings)]
-    return static_page(
-        "diff", name, "difference", [tag("section", *summary, id="summary", aria_label="Summary"), *diff_sections(found)]
-    )
+    summary = [number, bound(f"Now {after.bound_by}"), facts_group("Steps", facts), warning_list(warnings)]
+    sections = [tag("section", *summary, id="summary", aria_label="Summary"), *diff_sections(found)]
+    return static_page("diff", name, "difference", sections, ("Parts", *(["Ops"] if found.ops else [])))
 
 
 def diff_sections(found: Difference) -> list[Markup]:

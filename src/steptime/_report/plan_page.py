@@ -5,8 +5,8 @@ from __future__ import annotations
 from steptime._plan.evaluate import Played
 from steptime._plan.parts import AGAIN, BACKWARD, BUBBLE, FORWARD, IDLE, OPTIMIZER, WIRES
 from steptime._report.html.markup import Markup, bar, swatch, table, tag
-from steptime._report.html.sections import bound_and_facts, step_number
 from steptime._report.html.static import section, static_page
+from steptime._report.html.summary import cost_facts, verdict_summary
 from steptime._report.plan import SHOWN, Planned
 from steptime._report.plan_text import (
     difference_cells,
@@ -20,6 +20,7 @@ from steptime._report.plan_text import (
 from steptime._report.words import interval_words, percent, size_words, time_ms
 from steptime._units import ms
 
+_LINKS = ("Where its step goes", "Best layouts", "Time against memory", "Search")
 # Part of a step to a class of the style sheet.
 _STYLES = {
     FORWARD: "matmul", BACKWARD: "attention", AGAIN: "normalization", OPTIMIZER: "optimizer",
@@ -29,13 +30,13 @@ _STYLES = {
 
 def plan_page(planned: Planned) -> str:
     """The page as text, the same for the same answer but for the seconds it took."""
-    return static_page("plan", planned.found.model.title, "layout", _sections(planned))
+    return static_page("plan", planned.found.model.title, "layout", _sections(planned), _LINKS)
 
 
 def _sections(planned: Planned) -> list[Markup]:
     found = planned.found
     sections = [
-        tag("section", *_summary(planned), id="summary", aria_label="Summary"),
+        tag("section", _summary(planned), id="summary", aria_label="Summary"),
         section("Where its step goes", "of the busiest stage", table("Parts", ("Part", "ms", "Share"), part_cells(found.best))),
     ]
     if planned.comparison is not None:
@@ -50,16 +51,28 @@ def _sections(planned: Planned) -> list[Markup]:
     ]
 
 
-def _summary(planned: Planned) -> list[Markup]:
+def _summary(planned: Planned) -> Markup:
     found, best = planned.found, planned.found.best
-    facts = {
+    inputs = {
+        "Model": found.model.title,
         "Platform": f"{found.gpus} GPUs of {planned.platform}",
-        "Interval": interval_words(*planned.interval_ms),
-        "Speed": ", ".join(speed_words(planned, best)),
-        "Memory": f"{size_words(best.peak_bytes)} of {size_words(planned.limit_bytes)}",
-        "Sure": sure_words(planned),
+        "Batch": f"{found.model.batch:,}",
+        "Sequence": f"{found.model.sequence:,}",
+        "Precision": found.model.precision,
     }
-    return [step_number(ms(best.step_ns)), *bound_and_facts(str(best.layout), facts, list(planned.warnings()))]
+    verdict = planned.verdict
+    room = {} if verdict.fit is None else {"Memory": verdict.fit.room}
+    result = {"Best layout": str(best.layout), "Speed": ", ".join(speed_words(planned, best)), **room}
+    result |= {**dict(cost_facts(planned.cost(best))), "Winner": sure_words(planned)}
+    return verdict_summary(
+        verdict,
+        planned.step_time_ms,
+        planned.interval_ms,
+        inputs=inputs,
+        result=result,
+        warnings=list(planned.warnings()),
+        interval_words=interval_words(*planned.interval_ms),
+    )
 
 
 def _legend() -> Markup:

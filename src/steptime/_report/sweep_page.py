@@ -8,8 +8,8 @@ from typing import Any
 from steptime._report.cost import money
 from steptime._report.html.charts import Axis, Mark, Series, chart, legend
 from steptime._report.html.markup import Markup, page_part, table, tag
-from steptime._report.html.sections import warning_list
 from steptime._report.html.static import section, static_page
+from steptime._report.html.summary import warning_list
 from steptime._report.sweep import PLATFORM, Predictions, SweepVariant, settings_words, value_words
 from steptime._report.sweep_text import (
     best_lines,

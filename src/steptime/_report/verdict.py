@@ -130,15 +130,25 @@ class Fit:
         return f"{size_words(self.needed_bytes)} of {size_words(self.limit_bytes)} on {where}"
 
     @property
+    def short(self) -> str:
+        """By how much there is no room."""
+        return size_words(self.short_bytes)
+
+    @property
+    def filled(self) -> str:
+        """What is needed, and what fills it."""
+        largest = sorted(self.parts.items(), key=lambda part: -part[1])[:_PARTS_NAMED]
+        parts = ", ".join(f"{kind.replace('_', ' ')} {size_words(nbytes)}" for kind, nbytes in largest)
+        room = f"{size_words(self.needed_bytes)} of {size_words(self.limit_bytes)}"
+        return f"needs {room}" + (f" ({parts})" if parts else "")
+
+    @property
     def text(self) -> str:
         """How full the fullest rank is, or what is missing and what fills it."""
         if self.fits:
             return f"fits: {self.room}"
         where = "" if self.rank is None else f" on rank {self.rank}"
-        room = f"{size_words(self.needed_bytes)} of {size_words(self.limit_bytes)}"
-        largest = sorted(self.parts.items(), key=lambda part: -part[1])[:_PARTS_NAMED]
-        filled = ", ".join(f"{kind.replace('_', ' ')} {size_words(nbytes)}" for kind, nbytes in largest)
-        return f"does not fit by {size_words(self.short_bytes)}{where}: needs {room}" + (f" ({filled})" if filled else "")
+        return f"does not fit by {self.short}{where}: {self.filled}"
 
     @classmethod
     def of(cls, memory: Mapping[str, Any]) -> Fit | None:
@@ -185,7 +195,7 @@ class Verdict:
     def headline(self) -> str:
         """Fits or by how much not, what binds and how sure, in few words."""
         if self.fit is not None and not self.fit.fits:
-            return f"does not fit by {size_words(self.fit.short_bytes)}"
+            return f"does not fit by {self.fit.short}"
         return ", ".join([*([] if self.fit is None else ["fits"]), self.regime, self.certainty.span])
 
     @property

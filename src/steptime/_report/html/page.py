@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from steptime import __version__
+from steptime._report.alike import ranges, same_times, stood_for
 from steptime._report.html import sections
 from steptime._report.html.markup import Markup, digest, escape, page_part, tag
 from steptime._report.html.sections import iterations_section, memory_section
+from steptime._report.html.summary import summary
 from steptime._report.html.timeline import Document, lanes_table, timeline_document
 from steptime._sim.explain.activity import RankSummary
 from steptime._sim.explain.critical_path import critical_path
@@ -24,7 +26,6 @@ from steptime._sim.prediction import PredictedStep
 RANKS_AT_MOST = 64
 # Calls and works in one page: at about eleven bytes each a file of 6 MB, and frames that a browser draws in time.
 EVENTS_AT_MOST = 500_000
-_NAMED = 8  # ranks that are listed
 
 
 @dataclass(frozen=True)
@@ -34,45 +35,50 @@ class Drawn:
     ranks: tuple[int, ...]
     reasons: dict[int, str]  # rank -> why it is among them; empty: all are drawn
     of: int  # ranks that could have been
+    alike: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # rank -> those that it stands for, itself too
+
+    @property
+    def titles(self) -> dict[int, str]:
+        """Per drawn rank, which ranks its lanes are those of."""
+        return {rank: ranges(self.alike.get(rank, (rank,))) for rank in self.ranks}
 
     @property
     def note(self) -> str:
         """What is left out and what stands for it; nothing where all are drawn."""
         if not self.reasons:
-            return ""
+            several = any(len(self.alike.get(rank, ())) > 1 for rank in self.ranks)
+            return "Ranks that do the same at the same times are drawn once." if several else ""
         alike: dict[str, list[int]] = {}
         for rank, reason in self.reasons.items():
             alike.setdefault(reason, []).append(rank)
-        text = "; ".join(f"{_ranks(ranks)}: {reason}" for reason, ranks in alike.items())
+        text = "; ".join(f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)}: {reason}" for reason, ranks in alike.items())
         return f"{len(self.ranks)} of {self.of} ranks are drawn. {text}. All ranks are in the numbers above."
-
-
-def _ranks(ranks: list[int]) -> str:
-    """Ranks by number, those that nobody reads one by one by their count."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
-    return "ranks " + ", ".join(map(str, sorted(ranks)[:_NAMED])) + more
 
 
 def drawn(prediction: PredictedStep, *, ranks_at_most: int = RANKS_AT_MOST, events_at_most: int = EVENTS_AT_MOST) -> Drawn:
     """All ranks of a prediction where they fit; else as many of the representative ones as do, the most telling first."""
+    alike = same_times(prediction.timeline)
+    first = {rank: one for one, ranks in alike.items() for rank in ranks}
     events = {
         rank: len(cohort.cohort.program.calls) + len(cohort.cohort.program.works)
         for cohort in prediction.timeline.cohorts
         for rank in cohort.cohort.ranks
+        if rank in alike
     }
+    standing = stood_for(prediction)
+    alike = {one: tuple(each for rank in ranks for each in standing.get(rank, (rank,))) for one, ranks in alike.items()}
     if len(events) <= ranks_at_most and sum(events.values()) <= events_at_most:
-        return Drawn(tuple(sorted(events)), {}, len(events))
+        return Drawn(tuple(sorted(events)), {}, len(events), alike)
     chosen: dict[int, str] = {}
     room = events_at_most
-    for rank, reason in _representatives(prediction):
+    for named, reason in _representatives(prediction):
+        rank = first.get(named, named)
         if rank in chosen:
             chosen[rank] += f", {reason}"
         elif rank in events and len(chosen) < ranks_at_most and (events[rank] <= room or not chosen):
             chosen[rank] = reason
             room -= events[rank]
-    return Drawn(tuple(sorted(chosen)), chosen, len(events))
+    return Drawn(tuple(sorted(chosen)), chosen, sum(map(len, alike.values())), alike)
 
 
 def _representatives(prediction: PredictedStep) -> list[tuple[int, str]]:
@@ -111,21 +117,21 @@ def page(prediction: PredictedStep, *, facts: Mapping[str, str] | None = None) -
     workload = prediction.workload
     chosen = drawn(prediction)
     path = critical_path(prediction.timeline)
-    document = timeline_document(prediction.timeline, chosen.ranks, path)
+    document = timeline_document(prediction.timeline, chosen.ranks, path, chosen.alike)
     style, script = page_part("style.css"), "\n".join(page_part(name) for name in SCRIPTS)
     parts = {
         "title": escape(f"{workload.name or 'workload'} · steptime"),
         "policy": Markup(f"default-src 'none'; img-src data:; style-src {digest(style)}; script-src {digest(script)}"),
         "style": Markup(style),
         "name": escape(workload.name or "workload"),
-        "summary": sections.summary(prediction, facts or {}),
+        "summary": summary(prediction, facts),
         "iterations": iterations_section(prediction.iterations),
         "families": sections.families(prediction.breakdown),
-        "ranks": sections.ranks(prediction.ranks),
+        "ranks": sections.ranks(prediction),
         "note": tag("p", chosen.note, class_="note") if chosen.note else Markup(),
-        "lanes": lanes_table(prediction.timeline, chosen.ranks),
+        "lanes": lanes_table(prediction.timeline, chosen.ranks, chosen.titles),
         "critical_path": sections.critical_path(prediction.critical_path),
-        "memory": memory_section(prediction.memory),
+        "memory": memory_section(prediction),
         "coverage": sections.coverage(prediction.coverage),
         "version": escape(__version__),
         "data": Markup(_embedded(document)),

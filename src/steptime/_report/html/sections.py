@@ -1,30 +1,26 @@
-"""What a page says in words and numbers: the step time and what bounds it, where time goes, memory, iterations, coverage.
+"""What a page says in words and numbers below its summary: where time goes, memory, iterations, coverage.
 
 All of it is there without a script, so that it can be read aloud, searched and printed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
 import numpy as np
 
 from steptime._models.memory.lifetimes import MemoryKind
-from steptime._program.host_code import HOST_CODE
+from steptime._report.alike import Alike, folded, ranges
 from steptime._report.html.markup import Markup, bar, join, swatch, table, tag
 from steptime._report.words import (
     OUT_OF_RANGE,
-    asked_facts,
     busy_words,
-    device_words,
     iteration_figures,
-    merged_warnings,
     path_ranks_words,
     percent,
     size_words,
-    speed_facts,
     time_ms,
 )
 from steptime._sim.explain.activity import RankSummary
@@ -33,81 +29,6 @@ from steptime._sim.prediction import Iterations, PredictedStep
 
 # More ranks than this are shown by their extremes.
 RANKS_LISTED = 128
-
-
-def summary(prediction: PredictedStep, facts: Mapping[str, str]) -> Markup:
-    """The step time with its interval, what bounds it, what it is the step of, and what to doubt."""
-    return join(
-        (
-            tag("div", step_number(prediction.step_time_ms), _interval(prediction), class_="headline"),
-            *bound_and_facts(prediction.bound_by, {**dict(_facts(prediction)), **facts}, prediction.warnings),
-        )
-    )
-
-
-def step_number(step_ms: float) -> Markup:
-    """The step time, large."""
-    return tag("p", tag("strong", time_ms(step_ms)), tag("span", "ms per step", class_="unit"), class_="step")
-
-
-def bound_and_facts(bound_by: str, facts: Mapping[str, str], warnings: Sequence[str]) -> list[Markup]:
-    """What bounds a step, what is known of it, and what to doubt."""
-    regime, colon, evidence = bound_by.partition(":")
-    return [
-        tag("p", tag("strong", regime[:1].upper() + regime[1:]), colon + evidence, class_="bound"),
-        tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in facts.items()), class_="facts"),
-        warning_list(warnings),
-    ]
-
-
-def _interval(prediction: PredictedStep) -> Markup:
-    """The interval as a line with the step time on it."""
-    low, high = prediction.interval_ms
-    if high <= low:
-        return Markup()
-    here = (prediction.step_time_ms - low) / (high - low)
-    line = bar([(1.0, "span")], f"from {time_ms(low)} to {time_ms(high)} ms")
-    mark = tag("rect", x=f"{100 * here:.3f}%", width="3", height="100%", class_="here")
-    dot = tag("svg", mark, class_="mark", aria_hidden="true")
-    recorded_range = prediction.platform is None and prediction.profiled
-    text = "range with the recorded steps, ms" if recorded_range else "90 % interval, ms"
-    ends = tag("p", tag("span", time_ms(low)), tag("span", text), tag("span", time_ms(high)), class_="ends")
-    return tag("div", tag("div", line, dot, class_="line"), ends, class_="interval")
-
-
-def _facts(prediction: PredictedStep) -> Iterator[tuple[str, str]]:
-    workload = prediction.workload
-    devices = device_words([program.device_name for program in workload.programs])
-    if prediction.platform is not None:
-        yield "Platform", prediction.platform
-    elif devices:
-        yield "Device, as recorded", devices
-    ranks = len(prediction.ranks)
-    yield "Ranks", str(ranks) if ranks == workload.world_size else f"{ranks} of {workload.world_size}"
-    yield from ((fact.name, fact.value) for fact in (*asked_facts(prediction), *speed_facts(prediction)))
-    steps = max(len(p.steps) for p in workload.programs)
-    if steps:
-        yield "Steps drawn", str(steps)
-    if any(program.recorded for program in workload.programs):
-        yield "Profiler", "left in, as recorded" if prediction.profiled else "taken out"
-    if prediction.host_code_ms:
-        yield HOST_CODE, f"{time_ms(prediction.host_code_ms)} ms"
-    if prediction.first_step_ms is not None:
-        yield "From empty queues", f"{time_ms(prediction.first_step_ms)} ms"
-    memory = memory_words(prediction.memory)
-    if memory:
-        yield "Memory of a rank, at most", memory
-    straggler = prediction.straggler
-    if straggler is not None:
-        yield "Straggler", f"rank {straggler.rank}: others wait {time_ms(straggler.caused_ms)} ms for it"
-
-
-def warning_list(warnings: Sequence[str]) -> Markup:
-    """Every warning once; those that differ in numbers only, as one."""
-    text = merged_warnings(warnings)
-    if not text:
-        return Markup()
-    return tag("ul", *(tag("li", item) for item in text), class_="warnings", aria_label="Warnings")
 
 
 def _column(values: Iterable[float]) -> list[str]:
@@ -131,13 +52,15 @@ def families(breakdown: Mapping[str, float]) -> Markup:
     return table("Device busy time by family, milliseconds per step, mean over ranks", heads, rows, words=(0, 3))
 
 
-def ranks(summaries: Sequence[RankSummary]) -> Markup:
-    """What every rank's device does during its step."""
+def ranks(prediction: PredictedStep) -> Markup:
+    """What every rank's device does during its step; ranks of which the same is shown are one row."""
+    groups = folded(prediction, lambda rank: tuple(map(time_ms, _times(rank))))
+    summaries = [alike.summary for alike in groups] if len(groups) <= RANKS_LISTED else prediction.ranks
     longest = max((rank.step_ms for rank in summaries), default=1.0) or 1.0
     heads = ("Rank", "", "step", "compute", "exposed comm.", "idle", "waiting for peers", "idle for the host", "host blocked")
     columns = list(zip(*map(_times, summaries), strict=True))
-    if len(summaries) <= RANKS_LISTED:
-        named = [(str(rank.rank), _rank_bar(rank, longest)) for rank in summaries]
+    if len(groups) <= RANKS_LISTED:
+        named = [(alike.label, _rank_bar(alike, longest)) for alike in groups]
     else:
         columns = [(min(column), median(column), max(column)) for column in columns]
         named = [(name, Markup()) for name in ("least", "median", "most")]
@@ -159,10 +82,11 @@ def _times(rank: RankSummary) -> tuple[float, ...]:
     )
 
 
-def _rank_bar(rank: RankSummary, longest: float) -> Markup:
+def _rank_bar(alike: Alike, longest: float) -> Markup:
+    rank = alike.summary
     parts = (("compute", rank.compute_ms), ("exposed", rank.exposed_communication_ms), ("idle", rank.idle_ms))
     text = ", ".join(f"{name} {percent(value / (rank.step_ms or 1.0))}" for name, value in parts)
-    return bar([(value / longest, name) for name, value in parts], f"rank {rank.rank}: {text}")
+    return bar([(value / longest, name) for name, value in parts], f"rank {alike.label}: {text}")
 
 
 def critical_path(path: PathSummary) -> Markup:
@@ -217,16 +141,9 @@ _RANKS_LISTED = 32
 _BESIDE, _BESIDE_STYLE = "context, NCCL, spare blocks", "beside"
 
 
-def memory_words(memory: Mapping[str, Any]) -> str:
-    """The largest rank's peak, of what its device has; nothing where nothing is known."""
-    peak, capacity = memory.get("peak_bytes"), memory.get("capacity_bytes")
-    if peak is None:
-        return ""
-    return size_words(peak) if capacity is None else f"{size_words(peak)} of {size_words(capacity)}"
-
-
-def memory_section(memory: Mapping[str, Any]) -> Markup:
+def memory_section(prediction: PredictedStep) -> Markup:
     """The section, or nothing where nothing is known of ranks."""
+    memory, workload = prediction.memory, prediction.workload
     ranks: Sequence[Mapping[str, Any]] = sorted(
         memory.get("ranks") or (), key=lambda rank: (-int(rank["peak_bytes"]), int(rank["rank"]))
     )
@@ -236,7 +153,7 @@ def memory_section(memory: Mapping[str, Any]) -> Markup:
     whole = max(int(ranks[0]["peak_bytes"]), 1)
     there = [kind.value for kind in MemoryKind if any(kind.value in rank["parts"] for rank in shown)]
     legend = [tag("span", swatch(f"part {_memory_style(kind)}"), kind.replace("_", " ")) for kind in (*there, _BESIDE)]
-    rows = [(str(rank["rank"]), _bar(rank, there, whole), *_sizes(rank)) for rank in shown]
+    rows = [(ranges(workload.run_by(int(rank["rank"]))), _bar(rank, there, whole), *_sizes(rank)) for rank in shown]
     heads = ("Rank", "", "in all", "reserved", "allocated")
     text = f"of {size_words(int(memory['capacity_bytes']))} a rank"
     title = tag("h2", "Memory ", tag("small", text + ", at the peak of a step"), id="memory-title")

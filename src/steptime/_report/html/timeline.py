@@ -8,7 +8,7 @@ is written as its distance to the one before, so most take two bytes. `page/data
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from steptime._ops.families import WorkFamily, work_families
 from steptime._program.program import Program, WorkKind
+from steptime._report.alike import ranges
 from steptime._report.chrome import STEP_MARKS, step_spans
 from steptime._report.html.markup import Markup, clean, table
 from steptime._report.words import size_words, time_ms
@@ -85,8 +86,8 @@ def lanes_of(cohort: CohortTimeline) -> Lanes:
     )
 
 
-def lanes_table(timeline: Timeline, ranks: Sequence[int]) -> Markup:
-    """Per rank and lane how much there is, for those who cannot see a drawing."""
+def lanes_table(timeline: Timeline, ranks: Sequence[int], titles: Mapping[int, str]) -> Markup:
+    """Per rank and lane how much there is, for those who cannot see a drawing; `titles` say whose lanes they are."""
     rows: list[tuple[int, int, str, int, int]] = []
     for cohort in timeline.cohorts:
         lanes = lanes_of(cohort)
@@ -97,7 +98,7 @@ def lanes_table(timeline: Timeline, ranks: Sequence[int]) -> Markup:
                 busy = int((end - begin)[drawn, index, 0].sum())
                 rows.append((rank, lane, lanes.titles[lane], len(drawn), busy))
     heads = ("Rank", "Lane", "Calls or works", "ms in them")
-    text = [(str(rank), title, f"{count:,}", time_ms(ms(busy))) for rank, _, title, count, busy in sorted(rows)]
+    text = [(titles[rank], title, f"{count:,}", time_ms(ms(busy))) for rank, _, title, count, busy in sorted(rows)]
     return table("Lanes of the timeline, all drawn steps together", heads, text, words=(0, 1))
 
 
@@ -191,8 +192,11 @@ class _Labels:
         return (self.number(name), self.number(full), self.number(op), family, step, self.number(more))
 
 
-def timeline_document(timeline: Timeline, ranks: Sequence[int], path: Sequence[PathSegment]) -> Document:
-    """These ranks of a timeline, with the critical path where it lies on them."""
+def timeline_document(
+    timeline: Timeline, ranks: Sequence[int], path: Sequence[PathSegment], alike: Mapping[int, Sequence[int]] | None = None
+) -> Document:
+    """These ranks of a timeline, with the critical path where it lies on them or on those that they stand for (`alike`)."""
+    standing = {rank: (alike or {}).get(rank, (rank,)) for rank in ranks}
     strings, wanted = Strings(), set(ranks)
     cohorts = [cohort for cohort in timeline.cohorts if wanted.intersection(cohort.cohort.ranks)]
     lanes = [lanes_of(cohort) for cohort in cohorts]
@@ -205,13 +209,13 @@ def timeline_document(timeline: Timeline, ranks: Sequence[int], path: Sequence[P
         if rank in wanted
     ]
     drawn.sort(key=lambda times: times[0])
-    places = {rank: (index, number) for index, (rank, number, _) in enumerate(drawn)}
+    places = {each: (index, number) for index, (rank, number, _) in enumerate(drawn) for each in standing[rank]}
     return {
         "strings": list(strings.numbers),
         "families": [{"key": family.label, "name": family_words(family.label)} for family in WorkFamily]
         + [{"key": "host", "name": "host"}],
         "programs": programs,
-        "ranks": [{"rank": rank, "program": number, **times} for rank, number, times in drawn],
+        "ranks": [{"rank": rank, "title": ranges(standing[rank]), "program": number, **times} for rank, number, times in drawn],
         "path": _path(path, places, [cohort.cohort.program for cohort in cohorts], lanes, origin),
         "end": max([int(timeline.end_ns[0]) - origin, 1]),
     }

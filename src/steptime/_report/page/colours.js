@@ -16,7 +16,7 @@ function lettersOn(colour) {
     const share = part / 255;
     return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
   });
-  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.2 ? "#14171a" : "#ffffff";
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 ? "#000000" : "#ffffff"; // either is 4.5:1 there
 }
 
 /** Stripes of a colour: time in which nothing is done. */
@@ -47,6 +47,6 @@ function readColours(context, families) {
     call,
     callLetters: lettersOn(call),
     blocked: stripes(context, call),
-    ...Object.fromEntries(["ink", "muted", "faint", "panel", "hover", "focus"].map((name) => [name, colourOf(name)])),
+    ...Object.fromEntries(["ink", "muted", "faint", "panel", "hover", "focus", "path"].map((name) => [name, colourOf(name)])),
   };
 }

@@ -56,12 +56,14 @@ function readTimeline(given) {
   }));
   const ranks = given.ranks.map((one) => {
     const program = programs[one.program];
-    const rank = { number: one.rank, device: program.device, steps: one.steps, program };
+    const rank = { number: one.rank, title: one.title, device: program.device, steps: one.steps, program };
     rank.lanes = one.lanes.map((times, i) => readLane(times, program.lanes[i], rank, i < program.hosts));
     return rank;
   });
   const path = readPath(given.path, ranks);
-  return { ranks, programs, path, families: given.families, end: given.end };
+  // Every segment ends where the next begins or later, so that what is visible is found by halving.
+  const pathEnds = Float64Array.from(path, (segment) => segment.end);
+  return { ranks, programs, path, pathEnds, families: given.families, end: given.end };
 }
 
 /** The segments of the critical path, and on every lane which rows lie on it. */

@@ -16,10 +16,13 @@ function describe({ lane, row }, timeline) {
   }
   facts.push(["Begins at", `${timeText(begin)} ms`]);
   if (label.step >= 0) facts.push(["Step", String(label.step)]);
-  facts.push(["Where", `rank ${lane.rank.number}, ${lane.title}`]);
+  facts.push(["Where", `${rankText(lane.rank)}, ${lane.title}`]);
   if (lane.onPath[row]) facts.push(["Critical path", "yes"]);
   return { name: label.name, full: label.full, facts };
 }
+
+/** The rank, or the ranks that do the same at the same times. */
+function rankText(rank) { return `rank${/[-,]/.test(rank.title) ? "s" : ""} ${rank.title}`; }
 
 function element(name, text, style) {
   const made = document.createElement(name);

@@ -3,6 +3,7 @@
 const FONT = '11px system-ui, -apple-system, "Segoe UI", Roboto, Arial, "Liberation Sans", sans-serif';
 const LETTER = 5.9; // px: a letter of that font, about; text is cut by it, because measuring every text takes too long
 const DIM = 0.16;
+const WIDE = 5; // px: what is on a lane for so long is joined to where the critical path goes on
 
 class Drawing {
   constructor(canvas, state) {
@@ -188,32 +189,68 @@ class Drawing {
       pen.fillRect(0, y, GUTTER - 1, row.height - (row.lane ? 0 : 3));
       pen.fillStyle = row.lane ? colours.muted : colours.ink;
       pen.font = row.lane ? FONT : `600 ${FONT}`;
-      const title = row.lane ? row.lane.title : `rank ${row.rank.number}`;
+      const title = row.lane ? row.lane.title : rankText(row.rank);
       pen.fillText(title, row.lane ? 18 : 10, y + (row.lane ? LANE_ROW : RANK_ROW - 2) / 2, GUTTER - 22);
     }
     pen.font = FONT;
   }
 
-  /** The critical path: a line under what is on it, and up or down to where it goes on. */
+  /** The critical path: a line under what is on it, as strong as it fills a pixel, joined where it stays on a lane for a while.
+   *  A path that changes lanes within pixels would otherwise paint all of them. */
   path() {
-    const { pen, colours, state: { view, layout, timeline, search } } = this;
-    pen.globalAlpha = search.active ? 0.35 : 1; // what was found matters more
-    pen.strokeStyle = colours.ink;
-    pen.beginPath();
-    let last = null;
-    for (const segment of timeline.path) {
-      const row = layout.of.get(segment.lane);
-      if (!row || segment.end < view.begin || segment.begin > view.end) { last = null; continue; }
-      const y = row.y - view.scroll + AXIS + LANE_ROW - 1, from = Math.max(view.x(segment.begin), GUTTER);
-      const to = Math.max(view.x(segment.end), GUTTER);
-      if (last === null) pen.moveTo(from, y);
-      else if (last !== y) pen.lineTo(from, last), pen.lineTo(from, y);
-      pen.lineTo(to, y);
-      last = y;
+    const { pen, colours, state: { view, layout, timeline, search } } = this, strength = search.active ? 0.35 : 1;
+    const filled = new Map(), joins = [];
+    let run = null, before = null; // stretches on one lane, the last one and the last that was wide
+    const end = () => {
+      if (run && run.to - run.from >= WIDE) {
+        if (before && before.row !== run.row && run.from - before.to < WIDE) joins.push([before, run]);
+        before = run;
+      }
+    };
+    for (let i = firstAfter(timeline.pathEnds, view.begin); i < timeline.path.length; i++) {
+      const segment = timeline.path[i], row = layout.of.get(segment.lane);
+      if (segment.begin > view.end) break;
+      if (!row) { end(); run = null; continue; }
+      const from = Math.max(view.x(segment.begin), GUTTER), to = Math.max(Math.min(view.x(segment.end), this.width), from);
+      this.underline(filled, row, from, to);
+      if (run && run.row === row && from - run.to < 1) run.to = to;
+      else { end(); run = { row, from, to }; }
     }
-    pen.lineWidth = 2;
+    end();
+    pen.fillStyle = colours.path;
+    for (const [row, columns] of filled) {
+      const y = row.y - view.scroll + AXIS + LANE_ROW - 2.5;
+      if (y < AXIS || y > this.height) continue;
+      const level = (x) => (columns[x] > 0 ? Math.max(Math.round(Math.min(columns[x], 1) * 8) / 8, 0.3) : 0);
+      for (let x = 0; x < columns.length;) {
+        const alpha = level(x), begin = x;
+        while (x < columns.length && level(x) === alpha) x++;
+        if (!alpha) continue;
+        pen.globalAlpha = strength * alpha;
+        pen.fillRect(begin, y, x - begin, 3);
+      }
+    }
+    pen.globalAlpha = 0.7 * strength;
+    pen.strokeStyle = colours.path;
+    pen.lineWidth = 1;
+    pen.beginPath();
+    for (const [one, other] of joins) {
+      const x = Math.round(other.from) + 0.5, [top, bottom] = [one, other].map(({ row }) => row.y - view.scroll + AXIS + LANE_ROW - 1);
+      pen.moveTo(x, top);
+      pen.lineTo(x, bottom);
+    }
     pen.stroke();
     pen.globalAlpha = 1;
+  }
+
+  /** Adds a stretch to what is filled of every pixel of a row. */
+  underline(filled, row, from, to) {
+    if (!filled.has(row)) filled.set(row, new Float32Array(Math.ceil(this.width) + 1));
+    const columns = filled.get(row), first = Math.floor(from), last = Math.floor(to);
+    if (first === last) { columns[first] += to - from; return; }
+    columns[first] += first + 1 - from;
+    columns.fill(1, first + 1, last);
+    columns[last] += to - last;
   }
 
   /** From a launch to its work: from the chosen bar to what belongs to it. */

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 
 from steptime._report.answers import Sharding
 from steptime._report.html.markup import Markup, bar, swatch, table, tag
-from steptime._report.html.sections import bound_and_facts, step_number
 from steptime._report.html.static import section, static_page
-from steptime._report.shard.text import day_cells, gain_words
-from steptime._report.words import size_words, time_ms
+from steptime._report.html.summary import verdict_summary
+from steptime._report.shard.text import day_cells, gain_words, speed_lines
+from steptime._report.words import interval_words, size_words, time_ms
 from steptime._shard.days import Days
 from steptime._shard.explain import Explained, RankLoad
 from steptime._shard.search import Option, Searched
 from steptime._units import ms
 
+_LINKS = ("Ranks", "Why", "Other plans", "The plan")
 # Class of the style sheet and words: what a rank's bar is made of.
 _PARTS = (
     ("embedding", "lookups forward"),
@@ -26,35 +27,42 @@ _PARTS = (
 
 def shard_page(sharding: Sharding) -> str:
     """The page as text, the same for the same answer but for the seconds it took."""
-    return static_page("shard", sharding.searched.task.model.name, "sharding", _sections(sharding))
+    return static_page("shard", sharding.searched.task.model.name, "sharding", _sections(sharding), _LINKS)
 
 
 def _sections(sharding: Sharding) -> list[Markup]:
     found, why, days = sharding.searched, sharding.explained, sharding.days
     return [
-        tag("section", *_summary(sharding), id="summary", aria_label="Summary"),
+        tag("section", _summary(sharding), id="summary", aria_label="Summary"),
         *([] if days is None else [section("Days", "ms per step, and what that is above the day's best plan", _days(days))]),
         section("Ranks", "ms per step; memory with state, activations and buffers", _legend(), _ranks(why.ranks)),
-        section("Why the large tables are where they are", "and what moving them would cost", _reasons(why)),
+        section("Why", "the large tables are where they are, and what moving them would cost", _reasons(why)),
         section("Other plans", "predicted steps", _others(found, why)),
         section("The plan", "table by table", _plan(found.best, found)),
     ]
 
 
-def _summary(sharding: Sharding) -> list[Markup]:
+def _summary(sharding: Sharding) -> Markup:
     found, why = sharding.searched, sharding.explained
-    step = ms(found.best.step_ns)
-    low, high = (factor * step for factor in why.interval)
-    facts = {
+    inputs = {
+        "Task": found.task.model.name,
         "Platform": sharding.platform.name,
         "Ranks": str(found.task.ranks),
         "Tables": str(len(found.task.tables)),
         "Batch": f"{found.task.model.batch:,}",
-        "Nine of ten measured steps within": f"{time_ms(low)} to {time_ms(high)} ms",
-        "Searched": f"{found.searched_plans:,} plans",
-        "Gain": gain_words(why),
     }
-    return [step_number(step), *bound_and_facts(why.best.bound_by, facts, [*found.task.notes, *why.doubts, *why.best.warnings])]
+    verdict = sharding.verdict
+    room = {} if verdict.fit is None else {"Memory": verdict.fit.room}
+    result = {**dict(speed_lines(sharding)), **room, "Searched": f"{found.searched_plans:,} plans", "Gain": gain_words(why)}
+    return verdict_summary(
+        verdict,
+        sharding.step_time_ms,
+        sharding.interval_ms,
+        inputs=inputs,
+        result=result,
+        warnings=[*found.task.notes, *why.doubts, *why.best.warnings],
+        interval_words=interval_words(*sharding.interval_ms),
+    )
 
 
 def _days(days: Days) -> Markup:

@@ -1,0 +1,171 @@
+"""The first part of a page: the verdict, the step with its interval, what was asked, how fast it is, and what to doubt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from steptime._program.host_code import HOST_CODE
+from steptime._report.cost import Cost, cost_of
+from steptime._report.html.markup import Markup, bar, join, tag
+from steptime._report.verdict import Verdict, verdict_of
+from steptime._report.words import (
+    Fact,
+    asked_facts,
+    device_words,
+    merged_warnings,
+    power_words,
+    span_words,
+    speed_facts,
+    time_ms,
+)
+from steptime._sim.prediction import DOES_NOT_FIT, PredictedStep
+
+INPUTS, RESULT, IF_ROOM = "Inputs", "Result", "If there were room"
+
+Facts = Mapping[str, str]
+
+
+def summary(prediction: PredictedStep, facts: Facts | None = None) -> Markup:
+    """Of a prediction; `facts` are said beside its own."""
+    verdict = verdict_of(prediction)
+    result = {**dict(_result(prediction)), **(facts or {})}
+    warnings = [text for text in prediction.warnings if not text.startswith(DOES_NOT_FIT)]
+    recorded_range = prediction.platform is None and prediction.profiled
+    return verdict_summary(
+        verdict,
+        prediction.step_time_ms,
+        prediction.interval_ms,
+        inputs=dict(_inputs(prediction)),
+        result=result,
+        warnings=warnings,
+        interval_words=span_words(prediction),
+        interval_title="range with the recorded steps, ms" if recorded_range else "90 % interval, ms",
+    )
+
+
+def verdict_summary(
+    verdict: Verdict,
+    step_ms: float,
+    interval_ms: tuple[float, float],
+    *,
+    inputs: Facts,
+    result: Facts,
+    warnings: Sequence[str],
+    interval_words: str,
+    interval_title: str = "90 % interval, ms",
+) -> Markup:
+    """The same for every kind of answer about a step."""
+    if verdict.fits is False:
+        parts = [short(verdict, step_ms, interval_words)]
+    else:
+        number = tag("div", step_number(step_ms), interval(step_ms, interval_ms, interval_title), class_="headline")
+        sure = tag("p", tag("strong", "How sure"), f": {interval_words}; {verdict.certainty.why}", class_="sure")
+        parts = [chips(verdict), number, bound(verdict.bound_by), sure]
+    groups = facts_group(INPUTS, inputs), facts_group(IF_ROOM if verdict.fits is False else RESULT, result)
+    return join((*parts, *groups, warning_list(warnings)))
+
+
+def chips(verdict: Verdict) -> Markup:
+    """The verdict in three words."""
+    regime = verdict.regime[:1].upper() + verdict.regime[1:]
+    said = [*([] if verdict.fits is None else [("Fits", "chip good")]), (regime, "chip"), (verdict.certainty.span, "chip")]
+    return tag("p", *(tag("span", text, class_=style) for text, style in said), class_="chips", id="verdict")
+
+
+def short(verdict: Verdict, step_ms: float, interval_words: str) -> Markup:
+    """What does not fit: by how much, where, what fills it, what would help; and only then what it would take."""
+    assert verdict.fit is not None
+    where = "" if verdict.fit.rank is None else f" on rank {verdict.fit.rank}"
+    helps = tag("ul", *(tag("li", each) for each in verdict.helps), class_="helps") if verdict.helps else Markup()
+    return tag(
+        "div",
+        tag("p", tag("strong", f"Does not fit by {verdict.fit.short}"), tag("span", where, class_="unit"), class_="step"),
+        tag("p", f"It {verdict.fit.filled}."),
+        *((tag("h2", "What would help"), helps) if verdict.helps else ()),
+        tag("p", f"With room it would take {time_ms(step_ms)} ms per step ({interval_words}).", class_="note"),
+        class_="short",
+        id="verdict",
+        role="alert",
+    )
+
+
+def step_number(step_ms: float) -> Markup:
+    """The step time, large."""
+    return tag("p", tag("strong", time_ms(step_ms)), tag("span", "ms per step", class_="unit"), class_="step")
+
+
+def interval(step_ms: float, interval_ms: tuple[float, float], title: str) -> Markup:
+    """The interval as a line with the step time on it."""
+    low, high = interval_ms
+    if high <= low:
+        return Markup()
+    here = (step_ms - low) / (high - low)
+    line = bar([(1.0, "span")], f"from {time_ms(low)} to {time_ms(high)} ms")
+    mark = tag("rect", x=f"{100 * here:.3f}%", width="3", height="100%", class_="here")
+    dot = tag("svg", mark, class_="mark", aria_hidden="true")
+    ends = tag("p", tag("span", time_ms(low)), tag("span", title), tag("span", time_ms(high)), class_="ends")
+    return tag("div", tag("div", line, dot, class_="line"), ends, class_="interval")
+
+
+def bound(bound_by: str) -> Markup:
+    """What bounds a step, and why."""
+    regime, colon, evidence = bound_by.partition(":")
+    return tag("p", tag("strong", regime[:1].upper() + regime[1:]), colon + evidence, class_="bound")
+
+
+def facts_group(title: str, facts: Facts) -> Markup:
+    """Facts under a small title."""
+    if not facts:
+        return Markup()
+    listed = tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in facts.items()), class_="facts")
+    return tag("div", tag("h2", title), listed, class_="group-of-facts")
+
+
+def warning_list(warnings: Sequence[str]) -> Markup:
+    """Every warning once; those that differ in numbers only, as one."""
+    text = merged_warnings(warnings)
+    if not text:
+        return Markup()
+    return tag("ul", *(tag("li", item) for item in text), class_="warnings", aria_label="Warnings")
+
+
+def cost_facts(cost: Cost | None) -> Iterator[tuple[str, str]]:
+    """What steps cost, where a price was given."""
+    if cost is not None:
+        yield "Cost", cost.text
+
+
+def _inputs(prediction: PredictedStep) -> Iterator[tuple[str, str]]:
+    workload = prediction.workload
+    yield "Workload", workload.name or "workload"
+    devices = device_words([program.device_name for program in workload.programs])
+    if prediction.platform is not None:
+        yield "Platform", prediction.platform
+    elif devices:
+        yield "Device, as recorded", devices
+    running = len(workload.running)
+    yield "Ranks", f"{running:,}" if running == workload.world_size else f"{running:,} of {workload.world_size:,}"
+    yield from _named(asked_facts(prediction))
+    if any(program.recorded for program in workload.programs):
+        yield "Profiler", "left in, as recorded" if prediction.profiled else "taken out"
+
+
+def _result(prediction: PredictedStep) -> Iterator[tuple[str, str]]:
+    yield from _named(speed_facts(prediction))
+    if prediction.power is not None:
+        yield "Power", power_words(prediction.power)
+    yield from cost_facts(cost_of(prediction))
+    fit = verdict_of(prediction).fit
+    if fit is not None:
+        yield "Memory", fit.room
+    if prediction.host_code_ms:
+        yield HOST_CODE, f"{time_ms(prediction.host_code_ms)} ms"
+    if prediction.first_step_ms is not None:
+        yield "From empty queues", f"{time_ms(prediction.first_step_ms)} ms"
+    straggler = prediction.straggler
+    if straggler is not None:
+        yield "Straggler", f"rank {straggler.rank}: others wait {time_ms(straggler.caused_ms)} ms for it"
+
+
+def _named(facts: Iterator[Fact]) -> Iterator[tuple[str, str]]:
+    return ((fact.name, fact.value) for fact in facts)
