@@ -42,7 +42,7 @@ def stood_for(prediction: PredictedStep) -> Mapping[int, tuple[int, ...]]:
     """The ranks that each listed one stands for: of very many that run the same program, one is played and listed."""
     workload = prediction.workload
     listed = [summary.rank for summary in prediction.ranks]
-    own = {rank: (rank,) for rank in listed}
+    own: dict[int, tuple[int, ...]] = {rank: (rank,) for rank in listed}
     if len(listed) >= len(workload.running) or not workload.owners:
         return own
     known = set(listed)
