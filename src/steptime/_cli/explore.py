@@ -38,7 +38,6 @@ def explore(
 
     job = read(workload, plan=plan, platform_ranks=platform_ranks(platform), limit_s=limit)
     subject = Subject(job, tuple(workload), platform, _named(plan), _named(calibration))
-    subject.predicted({})  # what cannot be predicted at all is said here, not in a page
     serve(subject, port=port or PORT, browser=not no_browser, say=lambda text: print(text, flush=True))
 
 

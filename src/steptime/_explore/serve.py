@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import uvicorn
 
+from steptime._explore.answer import PREDICT, answered
 from steptime._explore.server import application
 from steptime._explore.subject import Subject
 from steptime.errors import InputError
@@ -27,11 +28,13 @@ _LEAST_TOKEN = 16
 
 def serve(subject: Subject, *, port: int = PORT, browser: bool = True, say: Callable[[str], None] = print) -> None:
     """Serves until interrupted; `say` is told the address."""
+    subject.predicted({})  # what cannot be predicted at all is said here, not in a page
+    first = answered(subject, PREDICT, {})
     listening = listen(port)
     taken: int = listening.getsockname()[1]
     token = token_of()
     config = uvicorn.Config(
-        application(sendable(subject), token, taken), log_level="error", access_log=False, lifespan="on", ws="none",
+        application(sendable(subject), token, taken, first), log_level="error", access_log=False, lifespan="on", ws="none",
         server_header=False, date_header=False, proxy_headers=False, timeout_graceful_shutdown=1,
     )  # fmt: skip
     address = f"http://{ADDRESS}:{taken}/?token={token}"

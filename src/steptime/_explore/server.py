@@ -44,9 +44,9 @@ class _Near(msgspec.Struct, forbid_unknown_fields=True):
     near: list[bool | int | float | str | None]
 
 
-def application(subject: Subject, token: str, port: int) -> ASGIApp:
-    """The server of a subject, which answers who knows the token."""
-    workers, files = Workers(subject), _files()
+def application(subject: Subject, token: str, port: int, first: bytes | None = None) -> ASGIApp:
+    """The server of a subject, which answers who knows the token; `first` is its answer about the variant to begin with."""
+    workers, files = Workers(subject, first), _files()
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

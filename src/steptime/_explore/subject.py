@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,10 @@ class Subject:
     calibration: str | None = None
     _built: dict[tuple[Any, ...], Workload] = field(default_factory=dict, compare=False, repr=False)
     _machines: dict[tuple[Any, ...], Platform] = field(default_factory=dict, compare=False, repr=False)
+    _last: dict[tuple[Any, ...], Prediction] = field(default_factory=dict, compare=False, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_built": {}, "_machines": {}, "_last": {}}
 
     @cached_property
     def config(self) -> Config | None:
@@ -59,6 +63,9 @@ class Subject:
         keys = [] if self.config is None else key_controls(self.config)
         machine = machine_controls(self.workload, self.platform)
         found = [*job_controls(self.workload, self.plan), *machine, *keys, *what_if_controls()]
+        if self.plan is not None:
+            why = f"tables are placed by the plan {self.plan}"
+            found = [replace(each, disabled=why) if each.name == f"{SET}rule" else each for each in found]
         return {control.name: control for control in found}
 
     def checked(self, values: Values) -> dict[str, Any]:
@@ -73,17 +80,23 @@ class Subject:
         return {name: value for name, value in values.items() if value != self.controls[name].value}
 
     def predicted(self, given: Values) -> Prediction:
-        """The prediction with these values; `InputError` where there is none."""
+        """The prediction with these values; `InputError` where there is none. The last one is kept: files of it are asked next."""
         values = self.checked(given)
+        key = (repr(values),)
+        if key not in self._last:
+            prediction = self._predicted(values)
+            self._last.clear()
+            self._last[key] = prediction
+        return self._last[key]
+
+    def _predicted(self, values: Values) -> Prediction:
         workload = self.built(values)
-        platform = values["platform"]
-        if platform == AS_RECORDED:
-            return predict(workload, what_if=changes_of(values), price=values["price"])
-        machine = self._machine(platform, workload.world_size, values)
-        return predict(
-            workload, machine, host=values["host"], power_cap_w=values["power_cap_w"], calibration=self.calibration,
-            what_if=changes_of(values), price=values["price"],
-        )  # fmt: skip
+        options: dict[str, Any] = {"what_if": changes_of(values), "price": values["price"]}
+        if values["platform"] == AS_RECORDED:
+            return predict(workload, **options)
+        machine = self._machine(values["platform"], workload.world_size, values)
+        named: dict[str, Any] = {"host": values["host"], "power_cap_w": values["power_cap_w"], "calibration": self.calibration}
+        return predict(workload, machine, **named, **options)
 
     def built(self, values: Values) -> Workload:
         """The workload with checked values."""

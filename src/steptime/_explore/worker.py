@@ -12,7 +12,7 @@ import struct
 import sys
 from typing import BinaryIO
 
-from steptime._explore.answer import answered
+from steptime._explore.answer import PREDICT, answered
 from steptime._explore.subject import Subject
 
 FRAME = struct.Struct("!I")
@@ -33,6 +33,7 @@ def main() -> None:
     if given is None:
         return
     subject: Subject = pickle.loads(given)  # noqa: S301 (written by the parent, over a pipe that nobody else has)
+    answered(subject, PREDICT, {})  # loads what predictions need
     while (question := _read(questions)) is not None:
         form, values = pickle.loads(question)  # noqa: S301 (as above)
         answers.write(framed(answered(subject, form, values)))

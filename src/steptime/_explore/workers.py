@@ -88,9 +88,10 @@ class _Process:
 
 @dataclass
 class Workers:
-    """Questions in, answers out; to be started and ended."""
+    """Questions in, answers out; to be started and ended. `first` is the answer about the variant to begin with."""
 
     subject: Subject
+    first: bytes | None = None
     _processes: list[_Process] = field(default_factory=list)
     _waiting: list[_Question] = field(default_factory=list)
     _near: OrderedDict[str, list[dict[str, Any]]] = field(default_factory=OrderedDict)  # page -> what it may ask next
@@ -99,7 +100,9 @@ class Workers:
     _ended: bool = False
 
     async def start(self) -> None:
-        """Starts the processes; each gets ready with the variant to begin with."""
+        """Starts the processes; each gets ready by predicting the variant to begin with."""
+        if self.first is not None:
+            self._known[_key(PREDICT, {})] = self.first
         for _ in range(PROCESSES):
             self._processes.append(await self._started())
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -71,6 +72,23 @@ class _PathNode:
 
 def critical_path(timeline: Timeline, *, scenario: int = 0) -> tuple[PathSegment, ...]:
     """The critical path of one scenario, from the opening of the window to the end of everything."""
+    found = _FOUND.setdefault(timeline, {})
+    if scenario not in found:
+        found[scenario] = _walked(timeline, scenario)
+    return found[scenario]
+
+
+# Per timeline, as long as it lives: what an answer says of its path and what a page draws of it are one walk.
+_FOUND: WeakKeyDictionary[Timeline, dict[int, tuple[PathSegment, ...]]] = WeakKeyDictionary()
+
+
+def same_path(timeline: Timeline, of: Timeline) -> Timeline:
+    """A timeline with more ranks that do as those of another do, whose critical path is then its own."""
+    _FOUND[timeline] = _FOUND.get(of, {})
+    return timeline
+
+
+def _walked(timeline: Timeline, scenario: int) -> tuple[PathSegment, ...]:
     if any(len(t.call_end_ns) != len(t.call_start_ns) for t in timeline.cohorts):
         raise ValueError('a critical path needs starts: simulate with keep="all"')
     walk = _WalkBack(timeline, scenario)

@@ -28,6 +28,7 @@ from steptime._program.program import CUDA_GRAPH, Collective, Program, Tensor, V
 from steptime._program.workload import Workload
 from steptime._sim.core.steady import Steady, steady
 from steptime._sim.core.timing import Cohort, Timing
+from steptime._sim.explain.critical_path import same_path
 from steptime._sim.laws.departures import ExchangeDepartures
 from steptime._sim.laws.slowdowns import (
     CollectivesBesideCollectives,
@@ -161,7 +162,8 @@ class ModelledStep:
             return predicted
         owners = sorted((rank, owner) for owner, ranks in everybody.items() for rank in ranks)
         ranks = tuple(replace(known[owner], rank=rank) for rank, owner in owners)
-        return replace(predicted, timeline=replace(predicted.timeline, cohorts=cohorts), ranks=ranks)
+        timeline = same_path(replace(predicted.timeline, cohorts=cohorts), predicted.timeline)
+        return replace(predicted, timeline=timeline, ranks=ranks)
 
     def steady(self, calibration: Calibration = UNCALIBRATED) -> tuple[Steady, Settling | None]:
         """The steady state, at the clocks that the power caps leave."""
