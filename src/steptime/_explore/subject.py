@@ -80,7 +80,7 @@ class Subject:
         return {name: value for name, value in values.items() if value != self.controls[name].value}
 
     def predicted(self, given: Values) -> Prediction:
-        """The prediction with these values; `InputError` where there is none. The last one is kept: files of it are asked next."""
+        """The prediction with these values; `InputError` where there is none. The last is kept: files of it are asked next."""
         values = self.checked(given)
         key = (repr(values),)
         if key not in self._last:
