@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from steptime._cli.app import run
-from steptime._files import check_file_name, output, refuse_overwriting, write_output
+from steptime._files import MOST_BYTES, check_file_name, output, read_whole, refuse_overwriting, write_output
 from steptime.errors import InputError, SteptimeError, printable
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -98,3 +100,56 @@ def test_errors_do_not_steer_a_terminal(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "rank0.json").write_text('{"schema":"\\u001b[2J","nodes":[]}')
     assert run(["predict", str(tmp_path / "rank0.json"), "--platform", "1xh200"]) == 2
     assert "\x1b" not in capsys.readouterr().err
+
+
+def test_two_outputs_are_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    both = str(tmp_path / "both.html")
+    config = EXAMPLES / "configs" / "dlrm_small.toml"
+    assert run(["predict", str(config), "--platform", "2xh200-half-loopback", "--html", both, "--trace", both]) == 2
+    assert "both.html: is where --html writes; choose another name" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    refuse_overwriting({"--html": Path("/dev/null"), "--trace": Path("/dev/null")}, ())
+
+
+NAMES = (
+    "config.toml",
+    "task.json",
+    "tables.csv",
+    "device.toml",
+    "host.json",
+    "lookups.json",
+    "lookups.json.gz",
+    "measured.json",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_description_of_gigabytes_is_refused_before_it_is_read(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / name
+    with file.open("wb") as sparse:
+        if name.endswith(".gz"):
+            with gzip.GzipFile(fileobj=sparse, mode="wb", compresslevel=1) as packed:
+                packed.write(b'{"tables": [' + bytes(MOST_BYTES))
+        else:
+            sparse.write(b'{"tables": [')
+            sparse.truncate(8 << 30)
+    config = str(EXAMPLES / "configs" / "dlrm_small.toml")
+    platform = ["--platform", "2xh200-half-loopback"]
+    trace = str(EXAMPLES / "prefetch_sync")
+    commands = {
+        "device.toml": ["predict", config, *platform, "--device", str(file)],
+        "host.json": ["predict", config, *platform, "--host", str(file)],
+        "lookups.json": ["predict", config, *platform, "--lookups", str(file)],
+        "lookups.json.gz": ["predict", config, *platform, "--lookups", str(file)],
+        "measured.json": ["replay", trace, "--measured", str(file)],
+    }
+    assert run(commands.get(name, ["predict", str(file), *platform])) == 2
+    assert "more than 256 MiB" in capsys.readouterr().err
+
+
+def test_a_pipe_is_no_description_and_does_not_hang(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.toml")
+    with pytest.raises(InputError, match="neither a file nor a folder"):
+        read_whole(tmp_path / "config.toml")

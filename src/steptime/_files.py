@@ -1,16 +1,34 @@
-"""Files that are complete or absent, whatever ends the process that writes them; and outputs that never replace an input."""
+"""Files that are complete or absent, whatever ends the process that writes them; outputs that never replace an input; inputs
+of which no more is read than makes sense.
+"""
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from steptime.errors import InputError
 
+MOST_BYTES = 1 << 28
+"""Of a file that describes something (a config, a machine, statistics): the largest that ships has 2 MB."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+
+
+def read_whole(path: Path, *, unpack: bool = False) -> bytes:
+    """The content of a file that describes something, unpacked if asked; what has no end is refused before memory is full."""
+    if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
+        raise InputError(f"{path}: neither a file nor a folder; expected a file")
+    with path.open("rb") as file, gzip.GzipFile(fileobj=file) if unpack else file as content:
+        data = content.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise InputError(f"{path}: more than {MOST_BYTES >> 20} MiB; no description has so much, is it another file?")
+    return data
 
 
 @contextmanager
@@ -49,9 +67,16 @@ def write_output(path: Path, content: str | bytes) -> None:
 def refuse_overwriting(outputs: Mapping[str, Path | None], inputs: Iterable[Path | str | None]) -> None:
     """An error where a file that is read would be written; outputs by the option that names them."""
     known = {Path(each).resolve() for each in inputs if each is not None}
+    written: dict[Path, str] = {}
     for option, path in outputs.items():
-        if path is not None and path.resolve() in known:
+        if path is None:
+            continue
+        if path.resolve() in known:
             raise InputError(f"{option} {path}: would overwrite what is read from there; choose another name")
+        if path.is_file() or not path.exists():
+            before = written.setdefault(path.resolve(), option)
+            if before != option:
+                raise InputError(f"{option} {path}: is where {before} writes; choose another name")
 
 
 def check_file_name(option: str, name: str) -> None:

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from steptime._files import read_whole
 from steptime._units import SIZE
 from steptime.errors import InputError
 
@@ -46,7 +47,7 @@ def read_text(path: Path, expected: str) -> str:
 
 def _read(path: Path, expected: str, parse: Callable[[str], Any], language: str = "", encoding: str = "utf-8-sig") -> Any:
     try:
-        return parse(path.read_bytes().decode(encoding))
+        return parse(read_whole(path).decode(encoding))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; expected {expected}") from None
     # A ValueError is what either parser raises, of broken text, and of numbers of more than 4,300 digits.

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from steptime._files import read_whole
 from steptime._units import BANDWIDTH, FREQUENCY, NANOSECONDS, POWER, RATE, SIZE, Dimension
 from steptime.errors import InputError
 
@@ -136,7 +137,7 @@ def read_declared(file: Path, kind: type[_Decoded], version: int, what: str, rem
     import msgspec  # noqa: PLC0415 - measuring goes without it where it is absent
 
     try:
-        content = file.read_bytes()
+        content = read_whole(file)
         there = msgspec.json.decode(content, type=_SchemaVersion).schema_version
         if there == version:
             return msgspec.json.decode(content, type=kind)
@@ -191,7 +192,7 @@ def _parsed(text: str) -> Mapping[str, Any]:
 
 def _read(file: Path, kind: str, loads: Callable[[str], Any]) -> Any:
     try:
-        return loads(file.read_text(encoding="utf-8"))
+        return loads(read_whole(file).decode())
     except OSError as error:
         raise InputError(f"{file}: cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:  # damaged, not UTF-8, nested too deep, or numbers of thousands of digits

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from steptime._files import write_output
+from steptime._files import read_whole, write_output
 from steptime._lookups.generators import MOST_ROWS
 from steptime._lookups.spectrum import HOTTEST, Footprint, Spectrum, grid
 from steptime._lookups.statistics import QUANTILES, REUSE_BINS, Lengths, Statistics
@@ -165,8 +165,7 @@ def write_json(path: Path, values: Any) -> None:
 def read_json(path: Path) -> Any:
     """Values of a file that may be anything."""
     try:
-        raw = path.read_bytes()
-        return json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
+        return json.loads(read_whole(path, unpack=path.suffix == ".gz"))
     except (OSError, ValueError, EOFError, RecursionError, zlib.error) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise InputError(f"{path}: cannot be read as JSON ({why}); expected lookup statistics saved by steptime") from None

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from steptime._files import read_whole
 from steptime._hardware.description import MOST_RANKS
 from steptime.errors import InputError
 
@@ -85,7 +86,7 @@ def _kind_in(stem: str) -> str | None:
 def read_nccl_tests(file: Path, kind: str | None = None) -> TimedPoints:
     """A file that nccl-tests wrote. Old versions do not print which collective they ran: the file's name or `kind` says it."""
     try:
-        text = file.read_text(encoding="utf-8", errors="replace")
+        text = read_whole(file).decode(errors="replace")
     except OSError as error:
         raise InputError(f"{file}: not readable ({error.strerror})") from error
     named = kind or _kind_in(file.stem)

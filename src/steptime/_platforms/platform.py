@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from steptime._files import read_whole
 from steptime._hardware.description import Catalogue, count, is_file, read_toml
 from steptime._hardware.device import DEVICES, device_names, read_device
 from steptime._hardware.fabric import FABRICS, fabric_names, read_fabric
@@ -172,7 +173,7 @@ def is_fabric(name: str) -> bool:
     if not name.endswith(".toml"):
         return name in fabric_names()
     try:
-        return "tiers" in tomllib.loads(Path(name).read_text(encoding="utf-8"))
+        return "tiers" in tomllib.loads(read_whole(Path(name)).decode())
     except (OSError, ValueError, RecursionError):
         return False
 

@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from steptime._files import write_whole
 from steptime._measurements.sets import COLLECTIVES
 from steptime._measurements.store import read
 from steptime._models.collectives.overlap import SCHEMA_VERSION, Overlap
@@ -66,7 +67,7 @@ def write_overlaps(file: Path, overlaps: Mapping[str, Overlap], recipe: str) -> 
     """Constants by fabric, and the command that makes them again."""
     constants = {name: overlap.to_dict() for name, overlap in sorted(overlaps.items())}
     content = {"schema_version": SCHEMA_VERSION, "recipe": recipe, "fabrics": constants}
-    file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_whole(file, json.dumps(content, indent=1) + "\n")
 
 
 @dataclass(frozen=True)

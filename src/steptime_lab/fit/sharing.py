@@ -18,6 +18,7 @@ from scipy.optimize import minimize
 
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.workload import table_lookups
+from steptime._files import write_whole
 from steptime._models.lookups.contention import Contention, LookupsTogether, row_bytes
 from steptime._models.lookups.question import BACKWARD, FORWARD
 from steptime._platforms.fabric import Fabric
@@ -133,7 +134,7 @@ def write_sharing(file: Path, buffered_bytes: float, law: Contention, source: st
     quantity = '{{ value = {:g}, source = "{}" }}'.format
     lines = ["# Of the fabric:", f"buffered_bytes = {quantity(buffered_bytes, source)}", "", "# Of the device:", "[contention]"]
     lines += [f"{name} = {quantity(getattr(law, name), source)}" for name in ("backward", "rows")]
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_whole(file, "\n".join(lines) + "\n")
 
 
 def _document(folder: Path, kind: str, ranks: int) -> Mapping[str, Any]:

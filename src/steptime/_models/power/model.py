@@ -27,7 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from steptime._files import write_whole
+from steptime._files import read_whole, write_whole
 from steptime._hardware.device import DeviceLimits
 from steptime.errors import InputError
 
@@ -87,7 +87,7 @@ class PowerModel:
     def read(cls, file: Path) -> PowerModel:
         """As `write` wrote it."""
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = json.loads(read_whole(file))
             if content.pop("schema_version") != SCHEMA_VERSION:
                 raise InputError(f"{file}: another version of power models; fit them again (steptime fit --only power)")
             result = cls(**content)

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from steptime._files import read_whole
 from steptime._program.program import CallKind, Program
 from steptime._program.workload import Workload
 from steptime._sim.core.simulate import simulate
@@ -190,6 +191,10 @@ def ops_begun(program: Program, gap_ns: npt.NDArray[np.int64]) -> npt.NDArray[np
     return np.maximum(result, 0)
 
 
+# Nobody measures steps of a day.
+_LONGEST_MS = 86_400_000
+
+
 class _Measured(msgspec.Struct):
     measured_step_ms_unprofiled: list[float]
 
@@ -198,11 +203,11 @@ def read_measured(file: Path) -> tuple[float, ...]:
     """The unprofiled step times in a file, one per repeat."""
     expected = "expected measured_step_ms_unprofiled"
     try:
-        times = msgspec.json.decode(file.read_bytes(), type=_Measured).measured_step_ms_unprofiled
+        times = msgspec.json.decode(read_whole(file), type=_Measured).measured_step_ms_unprofiled
     except OSError as error:
         raise InputError(f"{file}: cannot be read ({error.strerror or error}); {expected}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{file}: no unprofiled step times ({error}); {expected}") from error
-    if not times or not min(times) > 0:
+    if not times or not 0 < min(times) <= max(times) < _LONGEST_MS:
         raise InputError(f"{file}: measured_step_ms_unprofiled is {times}; expected one or more positive step times")
     return tuple(times)
