@@ -114,7 +114,14 @@ def _is_model(hint: Any) -> bool:
 
 
 def _is_array(hint: Any) -> bool:
-    return get_origin(hint) is np.ndarray or hint is np.ndarray
+    plain = _plain(hint)
+    return (get_origin(plain) or plain) is np.ndarray
+
+
+def _plain(hint: Any) -> Any:
+    """What an alias of a type stands for: from numpy 2.5 on, `NDArray` is one."""
+    alias = getattr(get_origin(hint), "__value__", None)
+    return hint if alias is None else alias[get_args(hint)]
 
 
 def _is_mapping(hint: Any) -> bool:
@@ -183,7 +190,8 @@ def _inside(arrays: Arrays, prefix: str) -> Arrays:
 def _leaf(hint: Any, array: Array) -> Any:
     if _is_array(hint):
         # The element type that an array has in memory, where its type says one.
-        wanted = get_args(get_args(hint)[1])[0] if get_args(hint) else None
+        arguments = get_args(_plain(hint))
+        wanted = get_args(arguments[1])[0] if arguments else None
         return array.astype(wanted, copy=False) if wanted in _WIDTHS else array
     origin = get_origin(hint)
     return origin(array.tolist()) if origin in (tuple, frozenset) else hint(array.item())
