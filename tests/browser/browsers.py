@@ -31,6 +31,38 @@ _ARGUMENTS = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
 
+# Texts whose contrast is below 4.5; those that are disabled or hidden aside.
+CONTRAST = """
+const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+const rgb = (colour, under) => {
+  canvas.clearRect(0, 0, 1, 1);
+  if (under) { canvas.fillStyle = under; canvas.fillRect(0, 0, 1, 1); }
+  canvas.fillStyle = colour;
+  canvas.fillRect(0, 0, 1, 1);
+  return canvas.getImageData(0, 0, 1, 1).data;
+};
+const light = (data) => {
+  const linear = (c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+  const [r, g, b] = [...data].slice(0, 3).map((part) => linear(part / 255));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const found = [];
+for (const element of document.querySelectorAll("body *")) {
+  const text = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+  if (!text || !element.checkVisibility() || element.closest(".spoken, script, :disabled, option")) continue;
+  let back = element, colour = "";
+  while (back && !(colour && rgb(colour)[3] === 255)) {
+    colour = getComputedStyle(back).backgroundColor;
+    back = back.parentElement;
+  }
+  const [a, b] = [light(rgb(getComputedStyle(element).color, colour)), light(rgb(colour))];
+  const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  const shown = `${element.tagName} ${element.className} ${element.textContent.slice(0, 30)}`;
+  if (ratio < 4.5) found.push(`${shown}: ${ratio.toFixed(2)}`);
+}
+return found;
+"""
+
 
 class Browser(webdriver.Chrome):
     """Chromium that can be asked about a page."""

@@ -17,7 +17,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
-from tests.browser.browsers import Browser, browser, needs_browser
+from tests.browser.browsers import CONTRAST, Browser, browser, needs_browser
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "examples" / "configs"
@@ -246,39 +246,6 @@ def test_text_can_be_read(chromium: Browser, server: Server, scheme: str) -> Non
     faint: list[str] = page.execute_script(CONTRAST)
     chromium.prefer("light")
     assert not faint
-
-
-# Texts whose contrast is below 4.5; those that are disabled or hidden aside.
-CONTRAST = """
-const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-const rgb = (colour, under) => {
-  canvas.clearRect(0, 0, 1, 1);
-  if (under) { canvas.fillStyle = under; canvas.fillRect(0, 0, 1, 1); }
-  canvas.fillStyle = colour;
-  canvas.fillRect(0, 0, 1, 1);
-  return canvas.getImageData(0, 0, 1, 1).data;
-};
-const light = (data) => {
-  const linear = (c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
-  const [r, g, b] = [...data].slice(0, 3).map((part) => linear(part / 255));
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-};
-const found = [];
-for (const element of document.querySelectorAll("body *")) {
-  const text = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
-  if (!text || !element.checkVisibility() || element.closest(".spoken, script, :disabled, option")) continue;
-  let back = element, colour = "";
-  while (back && !(colour && rgb(colour)[3] === 255)) {
-    colour = getComputedStyle(back).backgroundColor;
-    back = back.parentElement;
-  }
-  const [a, b] = [light(rgb(getComputedStyle(element).color, colour)), light(rgb(colour))];
-  const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-  const shown = `${element.tagName} ${element.className} ${element.textContent.slice(0, 30)}`;
-  if (ratio < 4.5) found.push(`${shown}: ${ratio.toFixed(2)}`);
-}
-return found;
-"""
 
 
 def test_a_server_that_ends_is_missed_and_found_again(chromium: Browser) -> None:

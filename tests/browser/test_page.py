@@ -11,9 +11,10 @@ from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
-from tests.browser.browsers import Browser, browser, needs_browser
+from tests.browser.browsers import CONTRAST, Browser, browser, needs_browser
 from tests.report.html_pages import HOSTILE, hostile
 
+import steptime
 from steptime._program.load import load
 from steptime._report.answers import Prediction
 from steptime._report.html.markup import clean
@@ -296,6 +297,70 @@ def test_everything_can_be_reached_by_tab_and_the_focus_is_seen(page: Browser) -
         if focused.get_attribute("id") == "stage":
             assert page.execute_script("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
     assert {"theme", "ask", "query", "hosts", "highlight", "in", "out", "devices", "fit", "stage"} <= reached
+
+
+def crowded(prediction: PredictedStep) -> PredictedStep:
+    """The same step on devices with a gigabyte, of which it needs three."""
+    rank = {
+        "rank": 0,
+        "peak_bytes": 3 * 2**30,
+        "allocated_bytes": 2**30,
+        "reserved_bytes": 2**31,
+        "parts": {"activations": 2**30},
+    }
+    memory = {**rank, "capacity_bytes": 2**30, "fits": False, "ranks": [rank]}
+    return replace(prediction, memory=memory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("kind", ["fits", "does not fit", "diff"])
+def test_text_can_be_read(opened: Browser, made: tuple[Path, PredictedStep], tmp_path: Path, kind: str, scheme: str) -> None:
+    """Contrast of at least 4.5 to 1 (WCAG 2.2), of pages with and without a script."""
+    file, prediction = tmp_path / "page.html", made[1]
+    if kind == "diff":
+        steptime.diff(EXAMPLE, EXAMPLE, after_platform="4xh200-quarter-loopback").html(file)
+    else:
+        Prediction.of(crowded(prediction) if kind == "does not fit" else prediction).html(file)
+    opened.show(file, scheme=scheme)
+    assert opened.execute_script(CONTRAST) == []
+    assert opened.complaints() == []
+    opened.prefer("light")
+
+
+@pytest.mark.slow
+def test_a_page_without_a_script_changes_its_colours_too(opened: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "diff.html"
+    steptime.diff(EXAMPLE, EXAMPLE).html(file)
+
+    def paper() -> str:
+        return str(opened.execute_script("return getComputedStyle(document.body).backgroundColor"))
+
+    seen = []
+    for scheme in ("light", "dark"):
+        opened.show(file, scheme=scheme)
+        before = paper()
+        element(opened, "theme").click()
+        seen.append((before, paper()))
+        assert opened.execute_script(CONTRAST) == []
+    assert seen[0] == seen[1][::-1]
+    assert seen[0][0] != seen[0][1]
+    opened.prefer("light")
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_what_one_sees_first(opened: Browser, made: tuple[Path, PredictedStep], tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    Prediction.of(crowded(made[1])).html(file)
+    opened.show(file)
+    seen = element(opened, "verdict")
+    assert seen.is_displayed() and seen.rect["y"] < 200
+    assert seen.text.startswith("Does not fit by 2 GiB")
+    sizes = opened.execute_script(
+        "return [...document.querySelectorAll('main *')].map((one) => parseFloat(getComputedStyle(one).fontSize))"
+    )
+    largest = opened.execute_script("return parseFloat(getComputedStyle(document.querySelector('#verdict strong')).fontSize)")
+    assert largest == max(sizes)
 
 
 @pytest.mark.slow

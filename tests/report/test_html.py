@@ -283,7 +283,7 @@ def test_iterations_are_shown_where_they_were_asked_for() -> None:
 
 def test_every_part_of_the_page_is_shipped_and_used() -> None:
     files = {entry.name for entry in resources.files("steptime._report").joinpath("page").iterdir()}
-    assert files == {"page.html", "style.css", *SCRIPTS}
+    assert files == {"page.html", "style.css", "charts.css", *SCRIPTS}
 
 
 def test_every_family_and_source_has_a_colour() -> None:

@@ -55,6 +55,17 @@ def test_what_does_not_fit_has_no_step_time() -> None:
     assert "DOES NOT FIT" in repr(found)
 
 
+@pytest.mark.parametrize(
+    ("needed", "said"), [(90, "fits"), (96, "barely fits"), (100, "barely fits"), (101, "does not fit by 1 bytes")]
+)
+def test_room_within_the_error_of_peaks_is_no_plain_fit(needed: int, said: str) -> None:
+    fit = Fit(3, needed, 100, {})
+    assert (fit.words, fit.tight) == (said, said == "barely fits")
+    assert ("may not fit" in fit.room) == fit.tight
+    verdict = Verdict(fit, "mixed: x", Certainty.around(1.0, (0.9, 1.1), KNOWN))
+    assert verdict.headline.startswith(said)
+
+
 def test_what_helps_goes_by_what_fills_the_memory() -> None:
     batch = small().workload.description.batch
     assert batch is not None
@@ -120,6 +131,15 @@ def test_costs_are_of_the_same_hours(price: float, gpus: int, step_s: float, bat
     assert cost.per_million_samples == pytest.approx(cost.per_step * 1e6 / batch)
     assert cost.per_trillion_tokens == pytest.approx(cost.per_step * 1e12 / batch / sequence)
     assert Cost(price, gpus, step_s).per_million_samples is None
+
+
+def test_a_rank_may_use_less_than_its_device_has() -> None:
+    needed = small().memory["peak_bytes"]
+    limited = steptime.predict(CONFIGS / "dlrm_small.toml", "2xh200-nvlink", memory_bytes=needed - 2**20)
+    assert (limited.verdict.fits, limited.verdict.short_bytes) == (False, 2**20)
+    assert limited.warnings[0].startswith("does not fit: ")
+    assert limited.step_time_ms == small().step_time_ms
+    assert steptime.predict(CONFIGS / "dlrm_small.toml", "2xh200-nvlink", memory_bytes=2**60).memory == small().memory
 
 
 def test_shares_of_a_gpu_cost_shares_of_its_price() -> None:

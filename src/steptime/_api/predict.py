@@ -15,7 +15,7 @@ from steptime._platforms.platform import Platform, platform_parts
 from steptime._program.workload import Workload
 from steptime._report.answers import Prediction, Replayed
 from steptime._report.cost import checked_price
-from steptime._sim.modelled.prediction import predict_on
+from steptime._sim.modelled.prediction import predict_on, within
 from steptime._whatif.grammar import parse_all
 from steptime.errors import InputError
 
@@ -45,6 +45,7 @@ def predict(
     strict: bool = False,
     what_if: Sequence[str] = (),
     profiled: bool = False,
+    memory_bytes: int | None = None,
     price: float | None = None,
 ) -> Prediction:
     """Predict the steady-state step of a workload, or of anything `read` takes.
@@ -55,8 +56,8 @@ def predict(
     `lookups` says what ranks look up in their tables, `calibration` how fast the machine is (`steptime calibrate` writes it).
     `strict`: an op without a model raises `UnsupportedError` instead of being a labelled guess. `what_if` are changes, as
     "matmul * 0.5": the answer is the step with all of them, and its `what_if` says what each saves. `profiled`: a recorded run
-    with what its profiler cost, as recorded, instead of as it runs without one. `price` is what one GPU
-    costs for an hour: the answer then says what steps cost.
+    with what its profiler cost, as recorded, instead of as it runs without one. `memory_bytes` is what a rank may
+    use of its device. `price` is what one GPU costs for an hour: the answer then says what steps cost.
     """
     checked_price(price)
     changes = parse_all(what_if)
@@ -65,7 +66,7 @@ def predict(
         looked_up = lookups if isinstance(lookups, WorkloadLookups) else WorkloadLookups.load(Path(lookups))
         workload = replace(workload, lookups=looked_up)
     if platform is None:
-        options = {"host": host, "fabric": fabric, "power-cap": power_cap_w}
+        options = {"host": host, "fabric": fabric, "power-cap": power_cap_w, "memory": memory_bytes}
         options["device"] = device if workload.lookups is None else None
         _check_recorded(workload, {**options, "calibration": calibration, "strict": strict or None})
         if workload.lookups is None:
@@ -86,7 +87,7 @@ def predict(
 
     def predicted(job: Workload) -> PredictedStep:
         step = predict_on(job, machine, calibration=speed, strict=strict, profiled=profiled, other_host=host is not None)
-        return replace(step, price=price)
+        return replace(within(step, memory_bytes), price=price)
 
     return _answered(predicted(workload), changes, machine, predicted)
 
@@ -167,7 +168,7 @@ def _check_recorded(workload: Workload, options: dict[str, object]) -> None:
         )
     for name, value in options.items():
         if value is not None:
-            what = "is about models" if name in ("strict", "calibration") else "is a component of a platform"
+            what = "is about models" if name in ("strict", "calibration", "memory") else "is a component of a platform"
             also = ", or --lookups FILE" if name == "device" else ""
             shown = "" if value is True else f" {value}"
             raise InputError(f"--{name}{shown}: {what}; give --platform NAME too{also}")

@@ -13,6 +13,7 @@ from steptime._cli.output import (
     ExpertSkew,
     Json,
     Limit,
+    Memory,
     OnPlatform,
     Price,
     Profiled,
@@ -68,6 +69,7 @@ def predict(
             help="What each card may draw, as 500W or 0.5kW, if not what its data sheet says.",
         ),
     ] = None,
+    memory: Memory = None,
     price: Price = None,
     lookups: Annotated[
         Path | None,
@@ -119,6 +121,7 @@ def predict(
         strict=strict,
         what_if=what_if or (),
         profiled=profiled,
+        memory_bytes=memory,
         price=price,
     )
     if trace is not None:

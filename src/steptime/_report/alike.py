@@ -11,8 +11,8 @@ from steptime._sim.core.timing import CohortTimeline, Timeline
 from steptime._sim.explain.activity import RankSummary
 from steptime._sim.prediction import PredictedStep
 
-# Ranges of ranks that are written out.
-_RANGES_SHOWN = 4
+# Letters that ranges of ranks are written out in; of longer lists the first range is.
+_WRITTEN_OUT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,12 @@ class Alike:
 
 
 def ranges(ranks: Sequence[int]) -> str:
-    """Numbers of ranks, neighbours as a range: 0-3, 8; of many ranges the first and how many ranks there are."""
+    """Numbers of ranks, neighbours as a range: 0-3, 8; of many ranges the first, and how many ranks there are."""
     numbers = np.unique(np.asarray(ranks, dtype=np.int64))
     parts = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
     text = [str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts if len(part)]
-    if len(text) <= _RANGES_SHOWN:
-        return ", ".join(text)
-    return f"{', '.join(text[: _RANGES_SHOWN - 1])}, ... ({len(numbers):,})"
+    whole = ", ".join(text)
+    return whole if len(whole) <= _WRITTEN_OUT else f"{text[0]}, ... ({len(numbers):,})"
 
 
 def stood_for(prediction: PredictedStep) -> Mapping[int, tuple[int, ...]]:

@@ -17,7 +17,7 @@ from steptime._report.plan_text import (
     speed_words,
     sure_words,
 )
-from steptime._report.words import interval_words, percent, size_words, time_ms
+from steptime._report.words import percent, size_words, time_ms
 from steptime._units import ms
 
 _LINKS = ("Where its step goes", "Best layouts", "Time against memory", "Search")
@@ -62,7 +62,7 @@ def _summary(planned: Planned) -> Markup:
     }
     verdict = planned.verdict
     room = {} if verdict.fit is None else {"Memory": verdict.fit.room}
-    result = {"Best layout": str(best.layout), "Speed": ", ".join(speed_words(planned, best)), **room}
+    result = {"Speed": ", ".join(speed_words(planned, best)), **room}
     result |= {**dict(cost_facts(planned.cost(best))), "Winner": sure_words(planned)}
     return verdict_summary(
         verdict,
@@ -71,7 +71,7 @@ def _summary(planned: Planned) -> Markup:
         inputs=inputs,
         result=result,
         warnings=list(planned.warnings()),
-        interval_words=interval_words(*planned.interval_ms),
+        winner=f"Best layout: {best.layout}",
     )
 
 

@@ -47,8 +47,8 @@ from steptime._sim.explain.critical_path import PathSummary
 from steptime._sim.prediction import DOES_NOT_FIT, Iterations, PredictedStep
 from steptime._units import ms
 
-# More ranks than this are shown by their extremes.
-RANKS_SHOWN = 16
+# More kinds of ranks than this are shown by their extremes.
+RANKS_SHOWN = 8
 # Entries of the critical path that are shown.
 PATH_SHOWN = 8
 # Replay error from which a step stands out: the most that any case may have.
@@ -99,7 +99,7 @@ def print_replay(console: Console, report: Replayed) -> None:
     """The report of `steptime replay`."""
     print_header(console, "replay", report.prediction.workload)
     measured = f"recorded {time_ms(report.measured_step_ms)} ms, error {signed_percent(report.error)}"
-    _step_time(console, "Step time", report.prediction.step_time_ms, measured)
+    _step_time(console, "Step time", report.prediction.step_time_ms, f"{report.verdict.regime}; {measured}", style="bold")
     print_line(console, "Bound by", report.prediction.bound_by, spaced=False)
     print_section(console, "Steps", "ms; from the end of the step before to the end of its last work on any rank")
     rows = []

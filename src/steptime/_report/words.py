@@ -13,6 +13,7 @@ from steptime._sim.explain.critical_path import PathSummary
 from steptime._sim.prediction import Iterations, PredictedStep
 
 OUT_OF_RANGE = "out_of_range"
+INTERVAL, RECORDED_RANGE = "90 % interval", "range with the recorded steps"
 _WORTH_SAYING = 0.005
 _NUMBERS = re.compile(r"\d+")
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
@@ -69,14 +70,14 @@ def rate(value: float) -> str:
 
 def interval_words(low_ms: float, high_ms: float) -> str:
     """The range that nine of ten measured steps are expected in."""
-    return f"90 % interval {time_ms(low_ms)}-{time_ms(high_ms)} ms"
+    return f"{INTERVAL} {time_ms(low_ms)}-{time_ms(high_ms)} ms"
 
 
 def span_words(prediction: PredictedStep) -> str:
     """What the range beside a step time is, and from where to where."""
     if prediction.platform is not None or not prediction.profiled:
         return interval_words(*prediction.interval_ms)
-    return f"range with the recorded steps {between_ms(*prediction.interval_ms, '-')} ms"
+    return f"{RECORDED_RANGE} {between_ms(*prediction.interval_ms, '-')} ms"
 
 
 class Fact(NamedTuple):

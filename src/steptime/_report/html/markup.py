@@ -17,6 +17,8 @@ from steptime.errors import printable
 # Kernels' names are templates of any length; a person reads the beginning.
 NAME_AT_MOST = 600
 
+# Tables with no more columns than these are not as wide as a page: an eye loses the row.
+_FEW_COLUMNS = 3
 _EMPTY = ("rect", "input", "col")
 
 
@@ -81,7 +83,8 @@ def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, 
     text = tag("caption", caption, class_="spoken")
     whole = tag("table", text, tag("thead", head), tag("tbody", *body))
     # On a narrow screen it scrolls, which those without a pointer do by focusing it.
-    return tag("div", whole, class_="scroll", tabindex="0", role="region", aria_label=caption)
+    style = "scroll few" if len(heads) <= _FEW_COLUMNS else "scroll"
+    return tag("div", whole, class_=style, tabindex="0", role="region", aria_label=caption)
 
 
 def _percent(share: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from steptime._program.host_code import HOST_CODE
@@ -9,12 +10,14 @@ from steptime._report.cost import Cost, cost_of
 from steptime._report.html.markup import Markup, bar, join, tag
 from steptime._report.verdict import Verdict, verdict_of
 from steptime._report.words import (
+    INTERVAL,
+    RECORDED_RANGE,
     Fact,
     asked_facts,
+    between_ms,
     device_words,
     merged_warnings,
     power_words,
-    span_words,
     speed_facts,
     time_ms,
 )
@@ -23,6 +26,7 @@ from steptime._sim.prediction import DOES_NOT_FIT, PredictedStep
 INPUTS, RESULT, IF_ROOM = "Inputs", "Result", "If there were room"
 
 Facts = Mapping[str, str]
+_UNITS = re.compile(r"(?<=\d) (?=%|ms\b|[KMGT]iB\b)")
 
 
 def summary(prediction: PredictedStep, facts: Facts | None = None) -> Markup:
@@ -30,7 +34,6 @@ def summary(prediction: PredictedStep, facts: Facts | None = None) -> Markup:
     verdict = verdict_of(prediction)
     result = {**dict(_result(prediction)), **(facts or {})}
     warnings = [text for text in prediction.warnings if not text.startswith(DOES_NOT_FIT)]
-    recorded_range = prediction.platform is None and prediction.profiled
     return verdict_summary(
         verdict,
         prediction.step_time_ms,
@@ -38,8 +41,7 @@ def summary(prediction: PredictedStep, facts: Facts | None = None) -> Markup:
         inputs=dict(_inputs(prediction)),
         result=result,
         warnings=warnings,
-        interval_words=span_words(prediction),
-        interval_title="range with the recorded steps, ms" if recorded_range else "90 % interval, ms",
+        recorded_range=prediction.platform is None and prediction.profiled,
     )
 
 
@@ -51,16 +53,19 @@ def verdict_summary(
     inputs: Facts,
     result: Facts,
     warnings: Sequence[str],
-    interval_words: str,
-    interval_title: str = "90 % interval, ms",
+    recorded_range: bool = False,
+    winner: str = "",
 ) -> Markup:
-    """The same for every kind of answer about a step."""
+    """The same for every kind of answer about a step; `winner` is what a search found."""
+    span = f"{RECORDED_RANGE if recorded_range else INTERVAL} {between_ms(*interval_ms, '-')} ms"
     if verdict.fits is False:
-        parts = [short(verdict, step_ms, interval_words)]
+        parts = [short(verdict, step_ms, span)]
     else:
-        number = tag("div", step_number(step_ms), interval(step_ms, interval_ms, interval_title), class_="headline")
-        sure = tag("p", tag("strong", "How sure"), f": {interval_words}; {verdict.certainty.why}", class_="sure")
-        parts = [chips(verdict), number, bound(verdict.bound_by), sure]
+        line = interval(step_ms, interval_ms, f"{RECORDED_RANGE if recorded_range else INTERVAL}, ms")
+        number = tag("div", step_number(step_ms), line, class_="headline")
+        sure = tag("p", tag("strong", "How sure"), held(f": {span}; {verdict.certainty.why}"), class_="sure")
+        found = tag("p", winner, class_="winner") if winner else Markup()
+        parts = [chips(verdict), found, number, bound(verdict.bound_by), sure]
     groups = facts_group(INPUTS, inputs), facts_group(IF_ROOM if verdict.fits is False else RESULT, result)
     return join((*parts, *groups, warning_list(warnings)))
 
@@ -68,11 +73,13 @@ def verdict_summary(
 def chips(verdict: Verdict) -> Markup:
     """The verdict in three words."""
     regime = verdict.regime[:1].upper() + verdict.regime[1:]
-    said = [*([] if verdict.fits is None else [("Fits", "chip good")]), (regime, "chip"), (verdict.certainty.span, "chip")]
+    said = [(regime, "chip"), (verdict.certainty.span, "chip")]
+    if verdict.fit is not None:
+        said.insert(0, (verdict.fit.words.capitalize(), "chip tight" if verdict.fit.tight else "chip good"))
     return tag("p", *(tag("span", text, class_=style) for text, style in said), class_="chips", id="verdict")
 
 
-def short(verdict: Verdict, step_ms: float, interval_words: str) -> Markup:
+def short(verdict: Verdict, step_ms: float, span: str) -> Markup:
     """What does not fit: by how much, where, what fills it, what would help; and only then what it would take."""
     assert verdict.fit is not None
     where = "" if verdict.fit.rank is None else f" on rank {verdict.fit.rank}"
@@ -82,10 +89,9 @@ def short(verdict: Verdict, step_ms: float, interval_words: str) -> Markup:
         tag("p", tag("strong", f"Does not fit by {verdict.fit.short}"), tag("span", where, class_="unit"), class_="step"),
         tag("p", f"It {verdict.fit.filled}."),
         *((tag("h2", "What would help"), helps) if verdict.helps else ()),
-        tag("p", f"With room it would take {time_ms(step_ms)} ms per step ({interval_words}).", class_="note"),
+        tag("p", f"With room it would take {time_ms(step_ms)} ms per step ({span}).", class_="note"),
         class_="short",
         id="verdict",
-        role="alert",
     )
 
 
@@ -110,7 +116,12 @@ def interval(step_ms: float, interval_ms: tuple[float, float], title: str) -> Ma
 def bound(bound_by: str) -> Markup:
     """What bounds a step, and why."""
     regime, colon, evidence = bound_by.partition(":")
-    return tag("p", tag("strong", regime[:1].upper() + regime[1:]), colon + evidence, class_="bound")
+    return tag("p", tag("strong", regime[:1].upper() + regime[1:]), held(colon + evidence), class_="bound")
+
+
+def held(text: str) -> str:
+    """Text whose lines never part a number from its unit."""
+    return _UNITS.sub("\u00a0", text)
 
 
 def facts_group(title: str, facts: Facts) -> Markup:

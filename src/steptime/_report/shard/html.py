@@ -9,7 +9,7 @@ from steptime._report.html.markup import Markup, bar, swatch, table, tag
 from steptime._report.html.static import section, static_page
 from steptime._report.html.summary import verdict_summary
 from steptime._report.shard.text import day_cells, gain_words, speed_lines
-from steptime._report.words import interval_words, size_words, time_ms
+from steptime._report.words import size_words, time_ms
 from steptime._shard.days import Days
 from steptime._shard.explain import Explained, RankLoad
 from steptime._shard.search import Option, Searched
@@ -61,7 +61,6 @@ def _summary(sharding: Sharding) -> Markup:
         inputs=inputs,
         result=result,
         warnings=[*found.task.notes, *why.doubts, *why.best.warnings],
-        interval_words=interval_words(*sharding.interval_ms),
     )
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from steptime._build.dlrm.plan import Plan
 from steptime._report.answers import Sharding, plan_verdict
 from steptime._report.layout import print_heading, print_line, print_numbers, print_section, print_title, print_warnings
-from steptime._report.text import RANKS_SHOWN, print_verdict, print_verdict_lines
+from steptime._report.text import print_verdict, print_verdict_lines
 from steptime._report.words import interval_words, power_words, rate, size_words, time_ms
 from steptime._shard.days import ROBUST, Days
 from steptime._shard.explain import Explained, PlanReasons, RankLoad, Reason
@@ -32,6 +32,8 @@ _HEADS = (
     "of its\nlimit",
 )
 _WHY_HEADS = ("table", "kind", "ranks", "lookups\nms", "best other\nrank", "step would\nbe longer by")
+# More ranks than this are shown by their extremes.
+RANKS_SHOWN = 16
 # Tables of a plan that are listed one by one.
 _TABLES_SHOWN = 60
 # Given plans whose ranks and reasons are shown.

@@ -311,6 +311,16 @@ def memory_of(workload: Workload, platform: Platform) -> dict[str, Any]:
     }
 
 
+def within(step: PredictedStep, memory_bytes: int | None) -> PredictedStep:
+    """The step where a rank may use only so much of its device."""
+    capacity = step.memory.get("capacity_bytes")
+    if memory_bytes is None or capacity is None or memory_bytes >= capacity:
+        return step
+    memory = {**step.memory, "capacity_bytes": memory_bytes, "fits": step.memory["peak_bytes"] <= memory_bytes}
+    others = [text for text in step.warnings if not text.startswith(DOES_NOT_FIT)]
+    return replace(step, memory=memory, warnings=(*does_not_fit(memory), *others))
+
+
 def does_not_fit(memory: Mapping[str, Any]) -> list[str]:
     """What to say where a rank needs more memory than its device has."""
     if memory.get("fits", True):
