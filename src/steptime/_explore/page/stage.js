@@ -2,8 +2,9 @@
 
 const byId = (id) => document.getElementById(id);
 const [stage, canvas, spacer, tip] = ["stage", "canvas", "spacer", "tip"].map(byId);
-const nothing = { ranks: [], programs: [], path: [], families: [], end: 1 };
-let timeline = nothing;
+const NOTHING = { strings: [], families: [], programs: [], ranks: [], end: 1,
+  path: { reasons: [], ranks: "", lanes: "", starts: "", lengths: "", why: "" } };
+let timeline = readTimeline(NOTHING);
 const state = {
   timeline,
   search: new Search(timeline),
