@@ -55,7 +55,7 @@ def machine_controls(workload: Workload, platform: str | None) -> Iterator[Contr
         steps=tuple(range(_LEAST_W, 1501, _WATTS)), empty="as rated", help="What each card may draw",
     )  # fmt: skip
     yield Control(
-        "price", MACHINE, "Price", NUMBER, None, unit="per GPU-hour", least=0, most=_MOST_PRICE, optional=True, empty="none",
+        "price", MACHINE, "Price", NUMBER, None, unit="/ GPU-h", least=0, most=_MOST_PRICE, optional=True, empty="none",
         help="What one GPU costs for an hour, in any currency",
     )  # fmt: skip
 

@@ -1,7 +1,7 @@
 // The application: what a person changes is asked about at once; what is shown says whether it is of what is set.
 
 import { Connection } from "/page/connection.js";
-import { Controls } from "/page/controls.js";
+import { Controls, made } from "/page/controls.js";
 import { Saved, time } from "/page/saved.js";
 import { recolour, showTimeline } from "/page/timeline.js";
 
@@ -17,6 +17,7 @@ document.title = `${described.name} · steptime explore`;
 byId("footer").textContent = `steptime ${described.version}`;
 
 let shown = null; // the answer in sight, and the values it is of
+let start = null; // the step to begin with, in ms
 let last = null; // the control moved last
 let staleTimer = null, spokenTimer = null;
 
@@ -67,6 +68,7 @@ function answer(given, question, more) {
   byId("note").textContent = given.note;
   byId("note").hidden = !given.note;
   byId("command").querySelector("code").textContent = given.command;
+  figure(given.answer, question.values);
   showTimeline(given.timeline);
   if (more) return;
   settled();
@@ -77,6 +79,17 @@ function answer(given, question, more) {
   connection.expect(question.values, last);
   clearTimeout(spokenTimer);
   spokenTimer = setTimeout(() => speak(given.answer), SPOKEN);
+}
+
+/** The step in the header, where it stays in sight, and by how much it is another one than to begin with. */
+function figure(found, values) {
+  const changed = Object.keys(values).length > 0;
+  if (!changed) start = found.step_time_ms;
+  const ratio = start ? found.step_time_ms / start - 1 : 0;
+  const against = changed && start ? `${ratio < 0 ? "−" : "+"}${Math.abs(100 * ratio).toFixed(1)} % against the start` : "";
+  const fits = found.memory?.fits === false ? "does not fit" : "";
+  byId("figure").replaceChildren(made("strong", {}, `${time(found.step_time_ms)} ms`), ...[fits, against].filter(Boolean).map((text) => made("span", {}, text)));
+  byId("figure").hidden = false;
 }
 
 function speak(found) {
