@@ -28,7 +28,7 @@ pytestmark = [needs_browser, pytest.mark.slow]
 
 SETTLED = """
 const quiet = document.getElementById("answer").getAttribute("aria-busy") === "false";
-return quiet && !document.body.matches(".stale:not(.wrong)") && document.querySelector("#command code").textContent !== "";
+return quiet && !document.body.matches(".stale:not(.impossible)") && document.querySelector("#command code").textContent !== "";
 """
 
 
@@ -207,16 +207,18 @@ def test_variants_are_saved_shown_again_and_removed(chromium: Browser, server: S
     slower.find_element(By.CSS_SELECTOR, "input[type=range]").send_keys(Keys.END)
     settle(page)
     page.find_element(By.ID, "save").click()
-    rows = page.find_elements(By.CSS_SELECTOR, "#saved tbody tr")
-    assert len(rows) == 2 and "takes 4" in rows[1].text
-    rows[0].find_element(By.CSS_SELECTOR, "th button").click()
+    saved = page.find_elements(By.CSS_SELECTOR, "#saved .variants li")
+    assert len(saved) == 2 and "takes 4" in saved[1].text
+    wait(page, lambda: "against the first" in page.find_element(By.CSS_SELECTOR, "#saved .compared").text)
+    assert "What differs" in page.find_element(By.CSS_SELECTOR, "#saved .compared").text
+    saved[0].find_element(By.TAG_NAME, "button").click()
     settle(page)
     assert "what-if" not in command(page)
     page.refresh()
     settle(page)
-    assert len(page.find_elements(By.CSS_SELECTOR, "#saved tbody tr")) == 2
+    assert len(page.find_elements(By.CSS_SELECTOR, "#saved .variants li")) == 2
     for _ in range(2):
-        page.find_element(By.CSS_SELECTOR, "#saved tbody .back").click()
+        page.find_element(By.CSS_SELECTOR, "#saved .variants .back").click()
     assert not page.find_element(By.ID, "saved").is_displayed()
 
 

@@ -103,6 +103,15 @@ async def _answers(folder: Path) -> None:
         unknown = await asked(app, {"what_if": ["nothing at all * 2"]})
         assert unknown.status == 422 and "nothing at all" in unknown.json["error"]
         assert (await asked(app, {})).body == first.body
+        # Side by side: what `steptime compare` says, as a part of the page and as one of its own.
+        several = {"page": "test", "values": {}, "variants": [{}, {"host_factor": 2}], "form": "compare"}
+        side = await request(app, "POST", "/api/ask", body=json.dumps(several).encode())
+        assert side.status == 200 and "against the first" in side.json["sections"] and len(side.json["names"]) == 2
+        whole = await request(app, "POST", "/api/ask", body=json.dumps({**several, "form": "comparison"}).encode())
+        assert whole.headers["content-type"].startswith("text/html") and b"<!doctype html>" in whole.body
+        for variants in ([], [{}], [{}] * 13, [{}, {"nothing": 1}]):
+            wrong = await request(app, "POST", "/api/ask", body=json.dumps({**several, "variants": variants}).encode())
+            assert wrong.status == 422 and wrong.json["error"]
         # Files: the same answer as JSON, and a page.
         answer = await asked(app, {}, form="json")
         assert answer.json == document["answer"]

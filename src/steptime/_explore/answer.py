@@ -13,7 +13,9 @@ from steptime._explore.controls import WrongValueError
 from steptime._explore.files import config_text
 from steptime._explore.subject import Subject, Values
 from steptime._report.answers import Prediction
+from steptime._report.compare_text import compare_page, compare_sections
 from steptime._report.html import sections
+from steptime._report.html.markup import join
 from steptime._report.html.page import drawn
 from steptime._report.html.summary import summary
 from steptime._report.html.timeline import timeline_document
@@ -22,7 +24,10 @@ from steptime._sim.explain.critical_path import critical_path
 from steptime.errors import SteptimeError
 
 PREDICT = "predict"
-EXPORTS = {"json": "application/json", "html": "text/html", "toml": "application/toml"}
+COMPARE, COMPARISON = "compare", "comparison"
+"""Variants side by side: as the page shows them, and as a page of their own."""
+
+EXPORTS = {"json": "application/json", "html": "text/html", "toml": "application/toml", COMPARISON: "text/html"}
 # What is drawn beside controls: as many lanes as a screen has, and events that are sent and drawn within a few milliseconds.
 _RANKS_DRAWN, _EVENTS_DRAWN = 8, 40_000
 
@@ -44,6 +49,11 @@ def _answered(subject: Subject, form: str, values: Values) -> bytes:
     began, cpu = time.perf_counter(), time.process_time()
     if form == "toml":
         return config_text(subject, values).encode()
+    if form in (COMPARE, COMPARISON):
+        comparison = subject.compared(values["variants"])
+        if form == COMPARISON:
+            return compare_page(comparison).encode()
+        return _encoded({"names": comparison.names, "sections": join(compare_sections(comparison))})
     prediction = subject.predicted(values)
     if form == "json":
         return dumps(prediction.to_dict()).encode()

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from steptime import __version__
-from steptime._explore.answer import EXPORTS, PREDICT
+from steptime._explore.answer import COMPARE, COMPARISON, EXPORTS, PREDICT
 from steptime._explore.guard import Guard
 from steptime._explore.subject import Subject
 from steptime._explore.workers import BusyError, EndedError, SupersededError, Workers
@@ -24,6 +24,7 @@ from steptime._report.html.markup import page_part
 # The page's own timeline: reading, drawing and pointing at it; only what surrounds it is another one.
 _TIMELINE = ("data.js", "view.js", "colours.js", "draw.js", "search.js", "details.js")
 _LONGEST_PAGE, _MOST_NEAR = 64, 4
+_FORMS = (PREDICT, COMPARE, *EXPORTS)
 _TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
 
 
@@ -33,6 +34,7 @@ class _Ask(msgspec.Struct, forbid_unknown_fields=True):
     page: str
     values: dict[str, bool | int | float | str | list[str] | None]
     form: str = PREDICT
+    variants: list[dict[str, bool | int | float | str | list[str] | None]] = []
 
 
 class _Near(msgspec.Struct, forbid_unknown_fields=True):
@@ -75,8 +77,8 @@ def application(subject: Subject, token: str, port: int, first: bytes | None = N
             asked = msgspec.json.decode(await request.body(), type=_Ask)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             return JSONResponse({"error": f"no question: {error}", "control": None}, 400)
-        if len(asked.page) > _LONGEST_PAGE or asked.form not in (PREDICT, *EXPORTS):
-            return JSONResponse({"error": f"form is one of {', '.join((PREDICT, *EXPORTS))}", "control": None}, 400)
+        if len(asked.page) > _LONGEST_PAGE or asked.form not in _FORMS:
+            return JSONResponse({"error": f"form is one of {', '.join(_FORMS)}", "control": None}, 400)
         return await _answer(workers, asked)
 
     async def near(request: Request) -> Response:
@@ -101,7 +103,8 @@ def application(subject: Subject, token: str, port: int, first: bytes | None = N
 
 async def _answer(workers: Workers, asked: _Ask) -> Response:
     try:
-        answer = await workers.ask(asked.page, asked.form, asked.values)
+        several = asked.form in (COMPARE, COMPARISON)
+        answer = await workers.ask(asked.page, asked.form, {"variants": asked.variants} if several else asked.values)
     except SupersededError:
         return JSONResponse({"superseded": True}, 409)
     except BusyError:
@@ -111,7 +114,7 @@ async def _answer(workers: Workers, asked: _Ask) -> Response:
             {"error": "the process that predicts has ended; change something to ask again", "control": None}, 422
         )
     wrong = answer.startswith(b'{"error":')
-    kind = "application/json" if wrong or asked.form == PREDICT else EXPORTS[asked.form]
+    kind = "application/json" if wrong else EXPORTS.get(asked.form, "application/json")
     return Response(answer, 422 if wrong else 200, media_type=kind)
 
 

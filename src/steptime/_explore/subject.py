@@ -7,7 +7,7 @@ gives are the same.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,17 +18,24 @@ from steptime._build.config import Config, read_config
 from steptime._build.config_values import Overrides
 from steptime._build.dlrm.config import DlrmConfig
 from steptime._build.transformer.config import Transformer
+from steptime._diff.attribute import difference
 from steptime._explore.controls import SET, Control, WrongValueError
 from steptime._explore.keys import key_controls
 from steptime._explore.machine import AS_RECORDED, job_controls, machine_controls, what_if_controls
 from steptime._platforms.platform import Platform
 from steptime._program.workload import Workload
 from steptime._report.answers import Prediction
+from steptime._report.compare import Comparison, Item
+from steptime._report.diff import Compared
 from steptime._shard.configs import BuildConfig
+from steptime.errors import InputError
 
 Values = Mapping[str, Any]
 # Whatever a person goes back and forth between.
 _REMEMBERED = 16
+MOST_COMPARED = 12
+"""Variants that a person compares, and that are predicted for it."""
+
 _REPLICAS = (f"{SET}parallel.data", f"{SET}parallel.fsdp")
 _SIZES = tuple(f"{SET}parallel.{each}" for each in ("tensor", "context", "pipeline"))
 
@@ -80,14 +87,27 @@ class Subject:
         return {name: value for name, value in values.items() if value != self.controls[name].value}
 
     def predicted(self, given: Values) -> Prediction:
-        """The prediction with these values; `InputError` where there is none. The last is kept: files of it are asked next."""
+        """The prediction with these values; `InputError` where there is none. The last ones are kept, to compare and export."""
         values = self.checked(given)
         key = (repr(values),)
         if key not in self._last:
             prediction = self._predicted(values)
-            self._last.clear()
+            _forget(self._last)
             self._last[key] = prediction
         return self._last[key]
+
+    def compared(self, variants: Sequence[Values]) -> Comparison:
+        """Variants side by side, as `steptime compare` has them; of two, what the second takes longer for."""
+        if not 2 <= len(variants) <= MOST_COMPARED:
+            raise InputError(f"{len(variants)} variants; expected 2 to {MOST_COMPARED} to compare")
+        items = []
+        for given in variants:
+            prediction = self.predicted(given)
+            settings = {name.removeprefix(SET): value for name, value in self.changed(self.checked(given)).items()}
+            items.append(Item(settings, prediction.to_dict(), source=self.workload.name or "workload", step=prediction))
+        steps = [each.step for each in items if each.step is not None]
+        both = Compared(difference(*steps)) if len(steps) == 2 else None
+        return Comparison(tuple(items), both)
 
     def _predicted(self, values: Values) -> Prediction:
         workload = self.built(values)

@@ -121,6 +121,11 @@ def _warnings(answer: Comparison) -> Sequence[str]:
 
 def compare_page(answer: Comparison) -> str:
     """The page as text, the same for the same answers."""
+    return static_page("compare", f"{len(answer.items):,} answers", "comparison", compare_sections(answer))
+
+
+def compare_sections(answer: Comparison) -> list[Markup]:
+    """What the page says: which is fastest, all answers, what differs, and of two where the difference comes from."""
     heads, rows = _cells(answer)
     inputs, values = _inputs(answer)
     sections = [
@@ -131,7 +136,7 @@ def compare_page(answer: Comparison) -> str:
         sections.append(section("What differs", "between their inputs", table("What differs", inputs, values)))
     if answer.diff is not None:
         sections += diff_sections(answer.diff.difference)
-    return static_page("compare", f"{len(answer.items):,} answers", "comparison", list[Markup](sections))
+    return list[Markup](sections)
 
 
 def _flat(heads: Sequence[str]) -> list[str]:

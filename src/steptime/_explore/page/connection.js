@@ -54,10 +54,20 @@ export class Connection {
     }
   }
 
-  /** A file of a variant. */
-  async file(values, form) {
+  /** What is said of several variants. */
+  async compare(variants) {
     try {
-      const response = await post({ values, form });
+      return await (await post({ values: {}, variants, form: "compare" })).json();
+    } catch {
+      this.leave();
+      return { error: "the server has gone" };
+    }
+  }
+
+  /** A file of a variant, or of several. */
+  async file(values, form, variants = []) {
+    try {
+      const response = await post({ values, form, variants });
       return response.ok ? { blob: await response.blob() } : await response.json();
     } catch {
       this.leave();

@@ -17,7 +17,7 @@ document.title = `${described.name} · steptime explore`;
 byId("footer").textContent = `steptime ${described.version}`;
 
 let shown = null; // the answer in sight, and the values it is of
-let start = null; // the step to begin with, in ms
+let start = null; // the answer to begin with
 let last = null; // the control moved last
 let staleTimer = null, spokenTimer = null;
 
@@ -25,11 +25,6 @@ const controls = new Controls(byId("controls"), described.controls, (control) =>
   last = control;
   ask();
 }, (control) => { if (shown && !control.given.disabled) connection.expect(controls.values, control); });
-const saved = new Saved(byId("saved"), controls, (values) => {
-  controls.take(values);
-  last = null;
-  ask();
-});
 
 function ask() {
   const { values } = controls;
@@ -72,7 +67,7 @@ function answer(given, question, more) {
   showTimeline(given.timeline);
   if (more) return;
   settled();
-  document.body.classList.remove("stale", "wrong");
+  document.body.classList.remove("stale", "impossible");
   byId("status").textContent = "";
   // For benchmarks/explore_latency.py: from the change to the first frame that may show its answer.
   requestAnimationFrame(() => performance.measure("answered", { start: question.at, end: performance.now(), detail: given.took }));
@@ -81,14 +76,19 @@ function answer(given, question, more) {
   spokenTimer = setTimeout(() => speak(given.answer), SPOKEN);
 }
 
-/** The step in the header, where it stays in sight, and by how much it is another one than to begin with. */
+/** By how much a step is another one than to begin with; of another batch, what that means for samples. */
+function against(found) {
+  if (!start || found.step_time_ms === start.step_time_ms) return "";
+  const samples = found.batch !== start.batch && found.samples_per_s && start.samples_per_s;
+  const ratio = samples ? found.samples_per_s / start.samples_per_s - 1 : found.step_time_ms / start.step_time_ms - 1;
+  return `${ratio < 0 ? "−" : "+"}${Math.abs(100 * ratio).toFixed(1)} % ${samples ? "samples/s" : "step time"} against the start`;
+}
+
+/** The step in the header, where it stays in sight. */
 function figure(found, values) {
-  const changed = Object.keys(values).length > 0;
-  if (!changed) start = found.step_time_ms;
-  const ratio = start ? found.step_time_ms / start - 1 : 0;
-  const against = changed && start ? `${ratio < 0 ? "−" : "+"}${Math.abs(100 * ratio).toFixed(1)} % against the start` : "";
-  const fits = found.memory?.fits === false ? "does not fit" : "";
-  byId("figure").replaceChildren(made("strong", {}, `${time(found.step_time_ms)} ms`), ...[fits, against].filter(Boolean).map((text) => made("span", {}, text)));
+  if (!Object.keys(values).length) start = found;
+  const notes = [found.memory?.fits === false ? "does not fit" : "", against(found)].filter(Boolean);
+  byId("figure").replaceChildren(made("strong", {}, `${time(found.step_time_ms)} ms`), ...notes.map((text) => made("span", {}, text)));
   byId("figure").hidden = false;
 }
 
@@ -105,8 +105,8 @@ function wrong({ error, control }, question) {
   if (beside) beside.say(error);
   byId("problem").textContent = error;
   byId("problem").hidden = Boolean(beside);
-  document.body.classList.add("stale", "wrong");
-  byId("status").textContent = shown ? "not possible: the answer is the last one that was" : "not possible";
+  document.body.classList.add("stale", "impossible");
+  byId("status").textContent = shown ? "not possible; this is the last answer that was" : "not possible";
 }
 
 function gone(text) {
@@ -124,6 +124,12 @@ function back() {
 }
 
 const connection = new Connection({ answer, wrong, busy, gone, back });
+const saved = new Saved(byId("saved"), controls, (values) => {
+  controls.take(values);
+  last = null;
+  ask();
+}, (variants) => connection.compare(variants));
+
 
 // --- Saving, exporting ---
 
@@ -151,7 +157,8 @@ byId("copy").addEventListener("click", async (event) => {
 for (const button of document.querySelectorAll("[data-form]")) {
   button.addEventListener("click", async () => {
     if (!shown) return;
-    const { form } = button.dataset, { blob, error } = await connection.file(shown.values, form);
+    const { form } = button.dataset, several = form === "comparison";
+    const { blob, error } = await connection.file(shown.values, form, several ? saved.variants : []);
     if (error) {
       byId("problem").textContent = error;
       byId("problem").hidden = false;
@@ -159,7 +166,8 @@ for (const button of document.querySelectorAll("[data-form]")) {
     }
     const link = document.createElement("a");
     link.href = URL.createObjectURL(blob);
-    link.download = `${described.name.replace(/[^\w.-]+/g, "-")}${Object.keys(shown.values).length ? "-variant" : ""}.${form}`;
+    const which = several ? "-comparison" : Object.keys(shown.values).length ? "-variant" : "";
+    link.download = `${described.name.replace(/[^\w.-]+/g, "-")}${which}.${several ? "html" : form}`;
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
     flash(button, "Saved");

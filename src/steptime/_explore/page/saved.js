@@ -1,19 +1,11 @@
-// Variants that were kept, side by side.
+// Variants that were kept, and how they compare: what `steptime compare` says of them, by the same code.
 
 import { made } from "/page/controls.js";
 
 const KEY = "steptime-saved";
+const MOST = 12;
 
-const number = (value, digits = 3) => (value === null || value === undefined ? "–" : value.toLocaleString("en", { maximumSignificantDigits: digits }));
 export const time = (ms) => (ms < 100 ? ms.toFixed(3) : ms.toLocaleString("en", { maximumFractionDigits: 1, minimumFractionDigits: 1 }));
-const gib = (bytes) => (bytes ? `${(bytes / 2 ** 30).toFixed(1)} GiB` : "–");
-
-/** What of an answer a table shows. */
-function figures(answer) {
-  const { step_time_ms, interval_ms, samples_per_s, tokens_per_s, mfu, memory, bound_by, ranks, platform } = answer;
-  return { step_time_ms, interval_ms, samples_per_s, tokens_per_s, mfu, peak: memory?.peak_bytes ?? null, fits: memory?.fits ?? null,
-    bound: bound_by.split(":")[0], ranks: ranks.length, platform };
-}
 
 /** Values that differ from those to begin with, in words. */
 export function words(values, controls) {
@@ -25,23 +17,28 @@ export function words(values, controls) {
 }
 
 export class Saved {
-  constructor(section, controls, show) {
-    this.section = section;
-    this.controls = controls;
-    this.show = show;
-    this.rows = [];
+  /** `show` takes the values of a variant, `compare` asks about several. */
+  constructor(section, controls, show, compare) {
+    Object.assign(this, { section, controls, show, compare, rows: [], asked: 0 });
     try {
       const kept = JSON.parse(sessionStorage.getItem(KEY) ?? "[]");
-      if (Array.isArray(kept)) this.rows = kept.filter((row) => row && row.values && row.figures);
+      if (Array.isArray(kept)) this.rows = kept.filter((row) => row && typeof row.values === "object" && row.step > 0).slice(0, MOST);
     } catch { /* nothing was kept */ }
     this.draw();
   }
 
+  get variants() { return this.rows.map((row) => row.values); }
+
   add(values, answer) {
     const text = words(values, this.controls);
-    this.rows = this.rows.filter((row) => row.text !== text);
-    this.rows.push({ values, text, figures: figures(answer) });
+    this.rows = [...this.rows.filter((row) => row.text !== text), { values, text, step: answer.step_time_ms, fits: answer.memory?.fits ?? null }].slice(-MOST);
     this.keep();
+  }
+
+  remove(row) {
+    this.rows = this.rows.filter((one) => one !== row);
+    this.keep();
+    (this.section.querySelector(".variants button") ?? document.getElementById("save")).focus();
   }
 
   keep() {
@@ -49,26 +46,18 @@ export class Saved {
     this.draw();
   }
 
-  draw() {
+  async draw() {
     this.section.hidden = !this.rows.length;
-    const heads = ["Variant", "step, ms", "90 % interval", "against the first", "samples/s", "tokens/s", "MFU", "memory", "bound by", ""];
-    const head = made("tr", {}, ...heads.map((text, i) => made("th", { scope: "col", class: i && i < 8 ? "number" : "" }, text)));
-    const body = this.rows.map((row, i) => this.row(row, i));
-    this.section.querySelector("table").replaceChildren(made("thead", {}, head), made("tbody", {}, ...body));
-  }
-
-  row(row, i) {
-    const { figures: f } = row, first = this.rows[0].figures;
-    const ratio = f.step_time_ms / first.step_time_ms - 1;
-    const cells = [time(f.step_time_ms), `${time(f.interval_ms[0])} – ${time(f.interval_ms[1])}`,
-      i ? `${ratio > 0 ? "+" : "−"}${Math.abs(100 * ratio).toFixed(1)} %` : "", number(f.samples_per_s), number(f.tokens_per_s),
-      f.mfu === null ? "–" : `${(100 * f.mfu).toFixed(1)} %`, f.fits === false ? `${gib(f.peak)}, does not fit` : gib(f.peak), f.bound];
-    return made("tr", { class: f.fits === false ? "unfit" : "" },
-      made("th", { scope: "row" }, made("button", { type: "button", class: "find", title: "Take these values", onclick: () => this.show(row.values) }, row.text)),
-      ...cells.map((text, column) => made("td", { class: column < 7 ? "number" : "" }, text)),
-      made("td", {}, made("button", { type: "button", class: "back", "aria-label": `Remove ${row.text}`, onclick: () => {
-        this.rows.splice(i, 1);
-        this.keep();
-      } }, "×")));
+    this.section.querySelector(".variants").replaceChildren(...this.rows.map((row) => made("li", { class: row.fits === false ? "unfit" : "" },
+      made("button", { type: "button", class: "find", title: "Take these values", onclick: () => this.show(row.values) }, row.text),
+      made("span", {}, `${time(row.step)} ms${row.fits === false ? ", does not fit" : ""}`),
+      made("button", { type: "button", class: "back", "aria-label": `Remove ${row.text}`, onclick: () => this.remove(row) }, "×"))));
+    const compared = this.section.querySelector(".compared"), number = ++this.asked;
+    document.getElementById("comparison").hidden = this.rows.length < 2;
+    if (this.rows.length < 2) return void compared.replaceChildren();
+    const { sections, error } = await this.compare(this.variants);
+    if (number !== this.asked) return;
+    if (error) compared.replaceChildren(made("p", { class: "note" }, error));
+    else compared.innerHTML = sections; // escaped where it was made
   }
 }
