@@ -109,7 +109,8 @@ async def _answers(folder: Path) -> None:
         assert side.status == 200 and "against the first" in side.json["sections"] and len(side.json["names"]) == 2
         whole = await request(app, "POST", "/api/ask", body=json.dumps({**several, "form": "comparison"}).encode())
         assert whole.headers["content-type"].startswith("text/html") and b"<!doctype html>" in whole.body
-        for variants in ([], [{}], [{}] * 13, [{}, {"nothing": 1}]):
+        few: list[list[dict[str, int]]] = [[], [{}], [{}] * 13, [{}, {"nothing": 1}]]
+        for variants in few:
             wrong = await request(app, "POST", "/api/ask", body=json.dumps({**several, "variants": variants}).encode())
             assert wrong.status == 422 and wrong.json["error"]
         # Files: the same answer as JSON, and a page.
