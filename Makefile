@@ -3,6 +3,8 @@
 
 PYTHON ?= python3
 JOBS ?= auto
+# Interpreters that `make dist` tries the wheels with.
+DIST_PYTHONS ?= $(PYTHON)
 # Whose torch sees the GPU: the machine's own interpreter, where a virtual environment holds a CPU build.
 GPU_PYTHON ?= python3
 
@@ -57,6 +59,7 @@ docs: $(READY)  ## the site of the documentation, in out/site; a warning or a br
 
 dist: $(READY)  ## wheels and source archives of both packages, in dist, tried out in an empty environment
 	scripts/dist.sh $(BIN)/python
+	CONSTRAINTS=$(CURDIR)/constraints.txt scripts/check_dist.sh $(DIST_PYTHONS)
 
 bench: $(BENCH_READY)  ## speed and accuracy beside the rivals, a script each
 	@set -e; for script in $(sort $(wildcard benchmarks/[a-z]*.py)); do echo "== $$script"; $(BIN)/python $$script; done

@@ -2,27 +2,19 @@
 
 Bar: geomean at most 1 %, no case over 3 %. Runs with ranks missing take the absent peers' arrivals as recorded and are
 listed apart.
-`--readme` writes the table, and the output of `steptime predict` above it, into README.md; `--readme-output` the latter only.
+`--docs` writes the table into docs/accuracy.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import os
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 from _cases import REPOSITORY, Case, public, shipped
 from steptime._program.load import load
 from steptime._report.words import signed_percent
 from steptime._sim.recorded.replay import Replay, replay
-
-README = REPOSITORY / "README.md"
-SHOWN = ("predict", "examples/configs/dlrm_heavy4.toml", "--ranks", "8", "--platform", "8xh200-nvlink")
-SHOWN_WIDTH = "100"
 
 # Keeps one lucky zero from sinking a geometric mean (the published studies use the same floor).
 FLOOR = 4e-4
@@ -71,15 +63,6 @@ def table(cases: list[Case]) -> str:
     return text
 
 
-def shown() -> str:
-    """A command and what it prints, as a block of Markdown."""
-    code = "from steptime._cli import main; main()"
-    environment = {**os.environ, "COLUMNS": SHOWN_WIDTH, "PYTHONIOENCODING": "utf-8"}
-    command = [sys.executable, "-c", code, *SHOWN]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, encoding="utf-8", check=True)
-    return f"```console\n$ steptime {' '.join(SHOWN)}\n{textwrap.dedent(done.stdout).strip()}\n```"
-
-
 def write(page: Path, marker: str, text: str) -> None:
     """Put text between a pair of markers of a page."""
     begin, end = f"<!-- {marker} -->", f"<!-- /{marker} -->"
@@ -88,19 +71,14 @@ def write(page: Path, marker: str, text: str) -> None:
 
 
 def main() -> None:
-    """Print the table; with --readme, also write it into docs/accuracy.md."""
+    """Print the table; with --docs, also write it into docs/accuracy.md."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--readme", action="store_true", help="write table and shown output into the docs")
-    parser.add_argument("--readme-output", action="store_true", help="write the shown output only, and leave")
+    parser.add_argument("--docs", action="store_true", help="write the table into docs/accuracy.md")
     parser.add_argument("folders", nargs="*", type=Path, help="further runs, a folder each")
     arguments = parser.parse_args()
-    if arguments.readme or arguments.readme_output:
-        write(README, "predict-output", shown())
-    if arguments.readme_output:
-        return
     text = table([*shipped(), *public(), *(Case(f.name, (f,)) for f in arguments.folders)])
     print(text)
-    if arguments.readme:
+    if arguments.docs:
         write(REPOSITORY / "docs" / "accuracy.md", "replay-table", text)
 
 

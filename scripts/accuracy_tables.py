@@ -1,11 +1,11 @@
-"""The accuracy tables of README.md and docs/, as `steptime validate` finds them.
+"""The accuracy tables of docs/, as `steptime validate` finds them.
 
     python scripts/accuracy_tables.py [SET ...] [trace.json ...] [--docs]
 
 A SET is kernels, device-time, lookups, collectives, zoo, noise, or a source of steps: trace, config, recorded. A file is what
 `steptime validate steps --from SOURCE --json` wrote, named SOURCE.json, or `validate intervals --json`: home.json, public.json
 (with `--rows FILE --leave-out`) and per-box.json (with `--per-box` too). `--docs` puts the tables between the markers of their
-pages: steps in README.md (the groups that bars are set for) and in docs/models.md (everything), the others in docs/.
+pages: steps in docs/accuracy.md (the groups that bars are set for) and in docs/models.md (everything), the others in docs/.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def main() -> None:
     if steps:
         print(steps_text(steps, short=False))
         if docs:
-            write(ROOT / "README.md", "<!-- steps:begin -->", "<!-- steps:end -->", steps_text(steps, short=True))
+            write(ROOT / "docs" / "accuracy.md", "<!-- steps:begin -->", "<!-- steps:end -->", steps_text(steps, short=True))
             write(ROOT / "docs" / "models.md", "<!-- steps:begin -->", "<!-- steps:end -->", steps_text(steps, short=False))
 
 

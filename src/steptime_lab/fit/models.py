@@ -30,7 +30,6 @@ from steptime_lab.fit.kernels.fitting import fit_kernels
 from steptime_lab.fit.lookups import fit_and_write_lookup_baselines, fit_and_write_lookups
 from steptime_lab.fit.overlap import fit_overlaps, overlap_rows, write_overlaps
 from steptime_lab.fit.power import fit_power, too_elastic
-from steptime_lab.fit.reference_steps import reference_bursts
 from steptime_lab.fit.waiting import STEP_FABRIC, kernels_beside, profiled_steps, slowed_beside, waits
 from steptime_lab.measurements.kernels import rows_of
 from steptime_lab.measurements.sets import KERNELS, LOOKUPS, POWER
@@ -125,6 +124,8 @@ def baselines_file(folder: Path, name: str) -> Path:
 
 def _host(run: FitRun) -> list[Path]:
     """Of the rows of one rank alone and of what full traces beside them tell; nothing is drawn."""
+    from steptime_lab.fit.reference_steps import reference_bursts  # which captures, with torch
+
     table = read(run.folder, HOST)
     if not table.num_rows:
         raise InputError(f"{run.folder}: no host rows to fit; `steptime measure host` makes some")
