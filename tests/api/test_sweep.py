@@ -11,6 +11,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -191,3 +192,9 @@ def test_ctrl_c_ends_workers_and_what_was_done_stays(tmp_path: Path) -> None:
             time.sleep(0.1)
     for line in file.read_bytes().split(b"\n")[:-1]:
         json.loads(line)
+
+
+def test_a_process_that_has_loaded_torch_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its threads are none that Python counts, and forked workers would wait for them without end."""
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    assert workers._context().get_start_method() == "spawn"

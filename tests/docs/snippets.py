@@ -54,13 +54,19 @@ class Block:
     def commands(self) -> Iterator[list[str]]:
         """The words of each command in a script, comments left out."""
         text = re.sub(r"\\\n\s*", " ", self.text)
-        for line in text.splitlines():
+        for line in re.sub(r"\s&&\s", "\n", text).splitlines():
             shown = line.removeprefix("$ ") if self.language == "console" else line
             if self.language == "console" and shown == line:
                 continue
             words = shlex.split(shown, comments=True)
             if words:
                 yield words
+
+
+def unrun(page: Path) -> list[str]:
+    """The text of all other blocks of a page."""
+    text = page.read_text(encoding="utf-8")
+    return [match["text"] for match in _FENCE.finditer(text) if match["language"] not in RUN]
 
 
 def pages() -> list[Path]:

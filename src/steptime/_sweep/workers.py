@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -122,8 +123,10 @@ def _processes(job: Job, context: BaseContext, count: int) -> Iterator[ProcessPo
 
 
 def _context() -> BaseContext:
-    """Forked workers have what is loaded already. A process with threads of its own cannot be forked safely."""
-    forks = "fork" in multiprocessing.get_all_start_methods() and threading.active_count() == 1
+    """Forked workers have what is loaded already. A process with threads of its own cannot be forked safely, and PyTorch has
+    some that Python does not count: workers waited for them without end."""
+    alone = threading.active_count() == 1 and "torch" not in sys.modules
+    forks = "fork" in multiprocessing.get_all_start_methods() and alone
     return multiprocessing.get_context("fork" if forks else "spawn")
 
 
