@@ -66,12 +66,28 @@ def test_room_within_the_error_of_peaks_is_no_plain_fit(needed: int, said: str) 
     assert verdict.headline.startswith(said)
 
 
-def test_what_helps_goes_by_what_fills_the_memory() -> None:
-    batch = small().workload.description.batch
-    assert batch is not None
-    helps = crowded(activations=4).verdict.helps
-    assert any(f"a batch of about {batch // 4:,} instead of {batch:,}" in each for each in helps)
-    assert not any("batch of about" in each for each in crowded(parameters=4).verdict.helps)
+def test_what_nobody_tried_goes_by_what_fills_the_memory() -> None:
+    assert any("a smaller batch" in each for each in crowded(activations=4).verdict.helps)
+    assert not any("a smaller batch" in each for each in crowded(parameters=4).verdict.helps)
+
+
+def test_whatever_is_said_to_help_does() -> None:
+    source, platform, limit = CONFIGS / "gpt2-ddp.toml", "8xh200-nvlink", 10 * 10**9
+    found = steptime.predict(source, platform, memory_bytes=limit)
+    tried = [each.split(" (")[0].split() for each in found.verdict.helps if each.startswith("--")]
+    assert {words[0] for words in tried} == {"--batch", "--set"}
+    for words in tried:
+        batch = int(words[1]) if words[0] == "--batch" else None
+        settings = dict(word.split("=") for word in words[1::2] if words[0] == "--set")
+        values = {key: int(value) if value.isdecimal() else value for key, value in settings.items()}
+        helped = steptime.predict(source, platform, memory_bytes=limit, batch=batch, settings=values or None)
+        assert helped.verdict.fits, words
+
+
+def test_a_batch_that_would_not_help_is_not_said_to() -> None:
+    found = steptime.predict(CONFIGS / "gpt2.toml", "1xh200", memory_bytes=2 * 10**9)
+    assert not found.helps
+    assert not any("batch" in each for each in found.verdict.helps)
 
 
 @given(st.floats(0.01, 1e4), st.floats(0.0, 1.0), st.floats(0.0, 3.0))

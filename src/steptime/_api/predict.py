@@ -89,7 +89,12 @@ def predict(
         step = predict_on(job, machine, calibration=speed, strict=strict, profiled=profiled, other_host=host is not None)
         return replace(within(step, memory_bytes), price=price)
 
-    return _answered(predicted(workload), changes, machine, predicted)
+    step = predicted(workload)
+    if step.memory.get("fits") is False:
+        from steptime._api.helps import helps
+
+        step = replace(step, helps=helps(step, machine))
+    return _answered(step, changes, machine, predicted)
 
 
 def _answered(

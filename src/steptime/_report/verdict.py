@@ -34,6 +34,8 @@ _PARTS_NAMED = 4
 _PER_SAMPLE = (MemoryKind.ACTIVATIONS, MemoryKind.TEMPORARIES)
 _STATE = (MemoryKind.PARAMETERS, MemoryKind.GRADIENTS, MemoryKind.OPTIMIZER_STATE)
 _LARGE = 0.25
+# What a process takes of its device besides what the allocator does.
+_CONTEXT = "CUDA context and NCCL"
 # Peaks of about nine in ten training steps were predicted to within this share (docs/accuracy.md, "memory within 5 %").
 _MEMORY_ERROR = 0.05
 
@@ -170,7 +172,8 @@ class Fit:
             return None
         most = max(memory["ranks"], key=lambda rank: int(rank["peak_bytes"]))
         several = len(memory["ranks"]) > 1
-        return cls(most["rank"] if several else None, most["peak_bytes"], memory["capacity_bytes"], most["parts"])
+        parts = {**most["parts"], _CONTEXT: most["peak_bytes"] - most["reserved_bytes"]}
+        return cls(most["rank"] if several else None, most["peak_bytes"], memory["capacity_bytes"], parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,24 +251,15 @@ def verdict_of(prediction: PredictedStep) -> Verdict:
 
 
 def _helps(prediction: PredictedStep, fit: Fit) -> Iterator[str]:
-    """What would make a step fit, by what fills the fullest rank."""
+    """What would make a step fit: what was tried, and what can be looked for."""
+    yield from prediction.helps or ()
     known, ranks = prediction.workload.description, prediction.workload.world_size
     ways: Mapping[str, int] = known.parallelism or {}
     varying, state = (sum(fit.parts.get(kind.value, 0) for kind in kinds) for kinds in (_PER_SAMPLE, _STATE))
-    fixed = sum(fit.parts.values()) - varying
-    if known.batch is not None and varying and fixed < fit.limit_bytes:
-        # What lies between allocated blocks shrinks with those that do.
-        batch = int(known.batch * (fit.limit_bytes - fixed) / (fit.needed_bytes - fixed))
-        batch -= batch % ranks if batch > ranks else 0
-        if batch:
-            yield f"a batch of about {batch:,} instead of {known.batch:,}: activations shrink with it"
-    if varying >= _LARGE * fit.needed_bytes:
-        yield "computing activations again in backward, or a smaller micro-batch with gradient accumulation"
+    if varying >= _LARGE * fit.needed_bytes and prediction.helps is None:
+        yield "a smaller batch, or activations computed again in backward"
     if "tables" in ways:
         yield "another placement of the tables: `steptime shard` searches for one that fits"
-    elif state >= _LARGE * fit.needed_bytes:
-        if ranks > 1 and "fsdp" not in ways:
-            yield f"FSDP: parameters, gradients and optimizer state ({size_words(state)}) shared by {ranks} ranks"
-        if known.sequence is not None:
-            yield "another layout: `steptime plan` searches for one that fits"
+    elif state >= _LARGE * fit.needed_bytes and ranks > 1 and known.sequence is not None:
+        yield "another layout: `steptime plan` searches for one that fits"
     yield f"more ranks than {ranks}, or GPUs with {size_words(fit.needed_bytes)}"

@@ -183,6 +183,7 @@ class PredictedStep:
     situation: str | None = None  # what is known of the machine, by which the interval is as wide as it is; None: as recorded
     gpus: float | None = None  # whole devices that the ranks have together; None: not known
     price: float | None = None  # of one of them for an hour, as it was asked with
+    helps: tuple[str, ...] | None = None  # changes that would make it fit, each tried; None: nothing was
     # The step once per draw of what models may be off by; the same errors are in the same draws of every prediction.
     draws_ms: tuple[float, ...] = field(default=(), compare=False, repr=False)
 

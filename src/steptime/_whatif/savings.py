@@ -142,6 +142,7 @@ class Scene:
             profiled=base.profiled,
             gpus=base.gpus,
             price=base.price,
+            helps=base.helps,
             coverage=_coverage(base.coverage, self.cohorts, [played.cohort for played in result.timeline.cohorts]),
             memory={"peak_bytes": None} if any(change.action == BATCH for change in changes) else base.memory,
             peak_flop_per_s=peak,
