@@ -16,7 +16,8 @@ myst_enable_extensions = ["attrs_inline", "attrs_block", "colon_fence", "deflist
 
 html_theme = "furo"
 html_theme_options = {"navigation_with_keys": True}
-html_static_path: list[str] = []
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
 html_last_updated_fmt = None  # the same sources give the same pages

@@ -6,6 +6,7 @@ wrong value never differ. Meanings are in data/config_keys.toml.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -122,7 +123,8 @@ def accepts(section: Section, key: str) -> str:
             section.read(key, wrong)
         except InputError as error:
             messages.append(str(error).partition("; expected ")[2])
-    return max(messages, key=len).removesuffix(".").replace("'", '"').replace("|", "\\|")
+    longest = max(messages, key=len).removesuffix(".").replace("'", '"').replace("|", "\\|")
+    return re.sub(r"\d{5,}", lambda number: f"{int(number[0]):,}", longest)
 
 
 def _defaults(made: type) -> dict[str, Any]:
