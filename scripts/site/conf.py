@@ -10,6 +10,7 @@ extensions = ["myst_parser", "sphinx_copybutton"]
 exclude_patterns = ["repository/**"]
 root_doc = "index"
 nitpicky = True
+smartquotes = False  # what is between quotes is copied into configs and shells
 
 myst_heading_anchors = 4
 myst_enable_extensions = ["attrs_inline", "attrs_block", "colon_fence", "deflist"]
