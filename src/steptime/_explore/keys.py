@@ -128,7 +128,7 @@ def _number(key: str, group: str, value: float, *, more: bool) -> Control:
     if key == "parallel.zero":
         least, most, steps = 0.0, float(_ZERO), tuple(range(_ZERO + 1))
     elif key.removeprefix("parallel.") in (*DEGREES, "chunks") or key == "gradient_accumulation":
-        steps = tuple(1 << power for power in range(_DOUBLINGS + 1))
+        steps = tuple(1 << power for power in range(max(_DOUBLINGS, int(value).bit_length() + 1) + 1))
     return Control(
         SET + key, group, _named(key), kind, value, least=least, most=most, steps=steps, help=_HELP.get(key, ""), more=more
     )

@@ -14,7 +14,7 @@ from steptime._program.workload import Workload, fixed
 JOB, MACHINE, WHAT_IF = "Job", "Machine", "What if"
 AS_RECORDED = "as recorded"
 _MOST_BATCH, _MOST_RANKS = 1 << 24, 1 << 16
-_DOUBLED_RANKS = 10  # a slider ends at 1,024
+_DOUBLED_RANKS = 6  # a slider ends at 64, or at four times as many ranks as there are
 # In eighths of a doubling, from a quarter to four times: each step moves a number by 9 %.
 _FACTORS = tuple(round(2 ** (eighth / 8), 3) for eighth in range(-16, 17))
 _WATTS, _LEAST_W, _MOST_W = 25, 100, 2000
@@ -32,7 +32,8 @@ def job_controls(workload: Workload, plan: str | None) -> Iterator[Control]:
         steps=() if batch is None else doubling(batch, least, _MOST_BATCH), disabled=why, optional=batch is None,
         empty="as it is", help="Samples of all ranks in one step",
     )  # fmt: skip
-    steps = tuple(sorted({ranks, *(1 << power for power in range(_DOUBLED_RANKS + 1))}))
+    doublings = max(_DOUBLED_RANKS, ranks.bit_length() + 1)
+    steps = tuple(sorted({ranks, *(1 << power for power in range(doublings + 1))}))
     pinned = f"the plan {plan} is for {ranks} ranks" if plan is not None else why
     yield Control(
         "ranks", JOB, "Ranks", WHOLE, ranks, unit="GPUs", least=1, most=_MOST_RANKS, steps=steps, disabled=pinned,

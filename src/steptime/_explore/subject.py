@@ -36,6 +36,7 @@ _REMEMBERED = 16
 MOST_COMPARED = 12
 """Variants that a person compares, and that are predicted for it."""
 
+_RULE = f"{SET}rule"
 _REPLICAS = (f"{SET}parallel.data", f"{SET}parallel.fsdp")
 _SIZES = tuple(f"{SET}parallel.{each}" for each in ("tensor", "context", "pipeline"))
 
@@ -71,9 +72,32 @@ class Subject:
         machine = machine_controls(self.workload, self.platform)
         found = [*job_controls(self.workload, self.plan), *machine, *keys, *what_if_controls()]
         if self.plan is not None:
-            why = f"tables are placed by the plan {self.plan}"
-            found = [replace(each, disabled=why) if each.name == f"{SET}rule" else each for each in found]
+            by_plan = f"the plan {self.plan}"
+            found = [replace(each, value=None, empty=by_plan) if each.name == _RULE else each for each in found]
+        why = self._no_keys()
+        found = [replace(each, disabled=why) if why and each.name.startswith(SET) else each for each in found]
         return {control.name: control for control in found}
+
+    @cached_property
+    def _open_ranks(self) -> bool:
+        """Whether its file leaves the ranks to the platform, which may be changed."""
+        build = self.workload.rebuild
+        if not isinstance(self.config, DlrmConfig) or not isinstance(build, BuildConfig) or build.plan is not None:
+            return False
+        others = [read_config(build.path, Overrides(platform_ranks=count)) for count in (1, 2)]
+        first, second = (each.ranks for each in others if isinstance(each, DlrmConfig))
+        return first is None or first != second
+
+    def _no_keys(self) -> str:
+        """Why the keys of a file cannot be set: a list of tables has none."""
+        build = self.workload.rebuild
+        if not isinstance(build, BuildConfig) or build.path.suffix == ".toml":
+            return ""
+        try:
+            read_config(build.path, Overrides(platform_ranks=build.platform_ranks or 1, settings={"loss": "bce"}))
+        except InputError:
+            return "a list of tables has no keys to change; give a config"
+        return ""
 
     def checked(self, values: Values) -> dict[str, Any]:
         """Values of all controls: those given, if the controls can have them, and the others as they are."""
@@ -111,21 +135,27 @@ class Subject:
 
     def _predicted(self, values: Values) -> Prediction:
         workload = self.built(values)
-        options: dict[str, Any] = {"what_if": changes_of(values), "price": values["price"]}
+        options: dict[str, Any] = {"what_if": changes_of(values), "price": values["price"], "host": values["host"]}
+        options |= {"power_cap_w": values["power_cap_w"], "calibration": self.calibration}
         if values["platform"] == AS_RECORDED:
-            return predict(workload, **options)
-        machine = self._machine(values["platform"], workload.world_size, values)
-        named: dict[str, Any] = {"host": values["host"], "power_cap_w": values["power_cap_w"], "calibration": self.calibration}
-        return predict(workload, machine, **named, **options)
+            return predict(workload, device=values["device"], fabric=values["fabric"], **options)
+        return predict(workload, self._machine(values["platform"], workload.world_size, values), **options)
 
     def built(self, values: Values) -> Workload:
         """The workload with checked values."""
         batch, ranks, settings = self._asked(values)
-        key = (batch, ranks, tuple(sorted(settings.items())))
+        key = (batch, ranks, repr(sorted(settings.items())))
         if key not in self._built:
             _forget(self._built)
-            self._built[key] = self.workload.varied(batch=batch, ranks=ranks, settings=settings)
+            job, build = self.workload, self.workload.rebuild
+            if self._by_rule(values) and isinstance(build, BuildConfig):
+                job = replace(job, rebuild=replace(build, plan=None))
+            self._built[key] = job.varied(batch=batch, ranks=ranks, settings=settings)
         return self._built[key]
+
+    def _by_rule(self, values: Values) -> bool:
+        """Whether a rule was chosen instead of a plan."""
+        return self.plan is not None and values.get(_RULE) is not None
 
     def _asked(self, values: Values) -> tuple[int | None, int | None, dict[str, Any]]:
         """Another batch, other ranks and other keys, None and nothing where they are as they were.
@@ -135,8 +165,9 @@ class Subject:
         changed = self.changed(values)
         settings = {name.removeprefix(SET): value for name, value in changed.items() if name.startswith(SET)}
         resized = any(name in changed for name in _SIZES) and not any(name in changed for name in _REPLICAS)
-        open_ranks = isinstance(self.config, DlrmConfig) and self.config.ranks is None  # those of the platform
-        ranks = values["ranks"] if "ranks" in changed or resized or open_ranks else None
+        if settings.get("rule") and isinstance(self.config, DlrmConfig) and self.config.plan is not None:
+            settings["plan"] = None  # of the file, which would go before the rule
+        ranks = values["ranks"] if "ranks" in changed or resized or self._open_ranks else None
         return changed.get("batch"), ranks, settings
 
     def _machine(self, platform: str, ranks: int, values: Values) -> Platform:
@@ -160,7 +191,12 @@ class Subject:
                 and ranks in (None, self.workload.world_size)
             )
             options += ["--platform", self.platform if same and self.platform else values["platform"]]
-        named = {"--batch": batch, "--ranks": ranks, "--plan": self.plan, "--device": values["device"]}
+        named = {
+            "--batch": batch,
+            "--ranks": ranks,
+            "--plan": None if self._by_rule(values) else self.plan,
+            "--device": values["device"],
+        }
         named |= {
             "--host": values["host"],
             "--fabric": values["fabric"],
