@@ -190,7 +190,7 @@ BAD: tuple[tuple[list[str], str], ...] = (
     (["--name", "x", "LOG", "-o", "LOG"], "is a file; expected a folder"),
     (["--name", "x", "--bandwidth", "450"], "--latency is missing"),
     (["--name", "x", "--bandwidth", "0", "--latency", "8", "--ranks", "8"], "--bandwidth is 0, expected 0.001 to 1e+06 GB/s"),
-    (["--name", "x", "--bandwidth", "450", "--latency", "nan", "--ranks", "8"], "--latency is nan"),
+    (["--name", "x", "--bandwidth", "450", "--latency", "nan", "--ranks", "8"], "--latency 'nan': expected a time"),
     (["--name", "x", "--bandwidth", "450", "--latency", "8", "--ranks", "1"], "--ranks 1: a fabric joins 2 to 131,072"),
     (["--name", "x", "--bandwidth", "1", "--latency", "8", "--ranks", "8", "--gpus-per-node", "3"], "whole nodes of 3"),
     (["--name", "x", "--bandwidth", "1", "--latency", "8", "--ranks", "8", "--gpus-per-node", "0"], "--gpus-per-node 0"),

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.api.answer_schema import wrong_in
 
 import steptime
 from steptime._build.config import read_config
@@ -38,6 +39,27 @@ def test_the_winner_is_what_predict_says(planned: Planned, tmp_path: Path) -> No
     assert predicted.interval_ms == pytest.approx(planned.interval_ms, rel=1e-9)
     assert predicted.memory["peak_bytes"] == planned.found.best.peak_bytes
     assert predicted.mfu == pytest.approx(planned.found.best.mfu)
+
+
+def test_a_plan_keeps_to_the_schema_and_begins_with_its_verdict(planned: Planned, tmp_path: Path) -> None:
+    document = planned.to_dict()
+    assert wrong_in(document, "plan") == []
+    assert list(document)[1] == "verdict"
+    assert document["verdict"]["fits"] is True
+    assert document["verdict"]["bound"] == steptime.predict(planned_file(planned, tmp_path), PLATFORM).verdict.bound
+    best = document["best"]
+    hours = 2.0 * document["gpus"] / 3600
+    assert best["cost_per_trillion_tokens"] == pytest.approx(1e12 * hours / best["tokens_per_s"], rel=1e-6)
+    page = tmp_path / "plan.html"
+    planned.html(page)
+    text = page.read_text(encoding="utf-8")
+    assert text.index(">Fits<") < text.index(f"Best layout: {planned.found.best.layout}") < text.index("ms per step")
+
+
+def planned_file(planned: Planned, folder: Path) -> Path:
+    file = folder / "winner.toml"
+    file.write_text(planned.config())
+    return file
 
 
 def test_no_layout_that_was_played_is_faster_than_the_winner(planned: Planned) -> None:
