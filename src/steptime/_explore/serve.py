@@ -56,7 +56,7 @@ def listen(port: int) -> socket.socket:
             listening.close()
             continue
         return listening
-    raise InputError(f"--port {port}: no port from {port} to {port + _TRIED - 1} is free; give another")
+    raise InputError(f"--port {port}: no port from {port} to {min(port + _TRIED, 65536) - 1} is free; give another")
 
 
 def token_of() -> str:

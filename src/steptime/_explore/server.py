@@ -86,7 +86,8 @@ def application(subject: Subject, token: str, port: int, first: bytes | None = N
             told = msgspec.json.decode(await request.body(), type=_Near)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             return JSONResponse({"error": f"no values: {error}", "control": None}, 400)
-        if len(told.page) <= _LONGEST_PAGE and len(told.near) <= _MOST_NEAR:
+        costly = subject.config is None and told.about in ("batch", "ranks")  # a script or function would run again
+        if len(told.page) <= _LONGEST_PAGE and len(told.near) <= _MOST_NEAR and not costly:
             workers.expect(told.page, [{**told.values, told.about: value} for value in told.near])
         return JSONResponse({}, 202)
 

@@ -10,10 +10,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from steptime._api.predict import platform_for, predict
+from steptime._api.read import runs_code
 from steptime._build.config import Config, read_config
 from steptime._build.config_values import Overrides
 from steptime._build.dlrm.config import DlrmConfig
@@ -209,7 +209,7 @@ class Subject:
             options += ["--set", f"{key}={_written(value)}"]
         for change in changes_of(values):
             options += ["--what-if", change]
-        script = self.arguments[1:] if len(self.arguments) > 1 and not Path(self.arguments[1]).exists() else ()
+        script = self.arguments[1:] if runs_code(self.arguments[0]) else ()
         paths = self.arguments[: len(self.arguments) - len(script)]
         return shlex.join(["steptime", "predict", *paths, *options, *(["--", *script] if script else ())])
 

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import pickle
+import signal
 import sys
 import time
 from collections import OrderedDict
@@ -80,9 +81,13 @@ class _Process:
         except (OSError, EOFError) as error:
             raise EndedError from error
 
-    async def end(self) -> None:
+    def kill(self) -> None:
+        """With all that it started: a training script runs in a process of its own."""
         with contextlib.suppress(ProcessLookupError):
-            self.started.kill()
+            os.killpg(self.started.pid, signal.SIGKILL)
+
+    async def end(self) -> None:
+        self.kill()
         await self.started.wait()
 
 
@@ -158,8 +163,7 @@ class Workers:
                 continue
             _settle(running, SupersededError())
             if running.begun is not None and time.monotonic() - running.begun > _PATIENCE_S:
-                with contextlib.suppress(ProcessLookupError):
-                    process.started.kill()
+                process.kill()
 
     def _assign(self) -> None:
         for process in self._processes:
@@ -223,8 +227,7 @@ def _key(form: str, values: dict[str, Any]) -> str:
 def _abandon(process: _Process, question: _Question) -> None:
     """Ends a process whose answer has taken long and nobody waits for."""
     if process.question is question and question.answer.done():
-        with contextlib.suppress(ProcessLookupError):
-            process.started.kill()
+        process.kill()
 
 
 def _settle(question: _Question, error: Exception) -> None:

@@ -38,9 +38,10 @@ class Control {
     const head = made("div", { class: "head" }, label, this.derived, this.back);
     const reason = given.disabled ? made("p", { class: "reason", id: `${this.id}-reason` }, given.disabled) : null;
     const row = made("div", { class: `field ${given.kind}` }, ...parts, ...(unit && !parts.some((one) => one.contains(unit)) ? [unit] : []));
-    this.element = made("div", { class: "control", title: given.help, "data-name": given.name }, head, row, this.wrong, reason);
+    const help = given.help ? made("p", { class: "spoken", id: `${this.id}-help` }, given.help) : null;
+    this.element = made("div", { class: "control", title: given.help, "data-name": given.name }, head, row, this.wrong, reason, help);
     for (const part of this.inputs()) {
-      part.setAttribute("aria-describedby", [this.wrong.id, reason?.id].filter(Boolean).join(" "));
+      part.setAttribute("aria-describedby", [this.wrong.id, reason?.id, help?.id].filter(Boolean).join(" "));
       if (given.disabled) part.disabled = true;
     }
     this.refresh();
