@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -277,6 +277,12 @@ def first_ranks(limits: FabricLimits, ranks: int, per_node: int | None = None) -
         where = f"{limits.nodes} node{'s' * (limits.nodes > 1)} of {chosen}"
         raise InputError(f"fabric {limits.name} has {limits.ranks} ranks ({where}); a group of {ranks} was asked for")
     return result
+
+
+@lru_cache(maxsize=512)
+def place_first(limits: FabricLimits, ranks: int) -> GroupPlacement:
+    """The first `ranks` of a fabric, by themselves; thousands of them are looked at one by one, so they are placed once."""
+    return place(limits, first_ranks(limits, ranks))
 
 
 def place(limits: FabricLimits, group: Sequence[int]) -> GroupPlacement:

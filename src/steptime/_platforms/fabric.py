@@ -17,8 +17,8 @@ from steptime._hardware.fabric import (
     FabricLimits,
     GroupPlacement,
     LinkTier,
-    first_ranks,
     place,
+    place_first,
     place_together,
     read_fabric,
 )
@@ -85,7 +85,7 @@ class Fabric:
         """What each takes, among these ranks of the fabric, or among its first ones; `beside` as in `times`."""
         result = self.times(Messages.of(messages), ranks, beside)
         counts = {message.ranks for message in messages}
-        placed = {count: place(self.limits, ranks or first_ranks(self.limits, count)) for count in counts}
+        placed = {count: place(self.limits, ranks) if ranks else place_first(self.limits, count) for count in counts}
         sources = {count: self._source(item) for count, item in placed.items()}
         columns = (result.ns.tolist(), result.low_ns.tolist(), result.high_ns.tolist(), result.inside.tolist())
         return [
@@ -103,7 +103,7 @@ class Fabric:
         if beside:
             raise InputError("groups beside need to know which ranks this one has")
         counts: list[int] = np.flatnonzero(np.bincount(messages.ranks)).tolist()
-        return self._many(messages, {count: place(self.limits, first_ranks(self.limits, count)) for count in counts})
+        return self._many(messages, {count: place_first(self.limits, count) for count in counts})
 
     def placed(self, ranks: Sequence[int], beside: Sequence[Sequence[int]] = ()) -> GroupPlacement:
         """Where a group lies, for whoever asks often about it."""
@@ -210,7 +210,7 @@ def origin(fabric: Fabric, kind: str, ranks: int) -> Origin:
         fabric.times(Messages.even(kind, [ranks], [_ASKED_BYTES]))
     except InputError:
         return Origin.NONE
-    placed = place(fabric.limits, first_ranks(fabric.limits, ranks))
+    placed = place_first(fabric.limits, ranks)
     model = fabric.tiers.get(placed.tier.name)
     if not isinstance(model, TierModel):
         return Origin.ANALYTIC
