@@ -17,7 +17,7 @@ from steptime._report.answers import Replayed
 from steptime._report.inspection import inspect_workload, print_inspection
 from steptime._report.layout import print_line, print_warnings
 from steptime._report.text import print_prediction, print_replay
-from steptime._report.words import signed_percent, time_ms
+from steptime._report.words import signed_percent, step_words, time_ms, with_unit
 from steptime._sim.prediction import PredictedStep, predict
 from steptime._sim.recorded.replay import replay
 
@@ -110,6 +110,19 @@ def test_many_ranks_are_shown_by_their_extremes() -> None:
     print_prediction(out, replace(prediction, ranks=many))
     text = raw.getvalue().decode()
     assert all(word in text for word in ("least", "median", "most", "99.000", "49.500"))
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "said"),
+    [(5.1664, "5.166 ms"), (9999.9, "9,999.9 ms"), (30306.6, "30.31 s"), (4e6, "4,000 s"), (4e7, "40,000 s")],
+)
+def test_long_steps_are_said_in_seconds(step_ms: float, said: str) -> None:
+    assert step_words(step_ms) == said
+
+
+@pytest.mark.parametrize(("energy_j", "said"), [(9.571, "9.57 J"), (167_540.0, "168 kJ"), (6.4e7, "64 MJ"), (0.0, "0 J")])
+def test_quantities_have_the_multiple_of_their_unit_that_fits(energy_j: float, said: str) -> None:
+    assert with_unit(energy_j, "J") == said
 
 
 def test_ranks_of_which_the_same_is_shown_are_one_line() -> None:

@@ -13,7 +13,7 @@ from steptime._report.cost import money
 from steptime._report.layout import print_heading, print_line, print_numbers, print_section, print_title, print_warnings
 from steptime._report.plan import SHOWN, Planned
 from steptime._report.text import print_verdict
-from steptime._report.words import interval_words, percent, quantity, rate, size_words, time_ms
+from steptime._report.words import interval_words, percent, rate, size_words, time_ms, with_unit
 from steptime._units import ms
 
 # Parts of a step, or of a difference, that are worth a word.
@@ -59,7 +59,7 @@ def speed_words(planned: Planned, played: Played) -> list[str]:
     """What people compare."""
     words = [f"{rate(planned.tokens_per_s(played))} tokens/s"]
     words += [] if played.mfu is None else [f"MFU {100 * played.mfu:.1f} %"]
-    return words + ([] if played.energy_j is None else [f"{quantity(played.energy_j)}J a step"])
+    return words + ([] if played.energy_j is None else [f"{with_unit(played.energy_j, 'J')} a step"])
 
 
 def sure_words(planned: Planned) -> str:

@@ -40,6 +40,7 @@ from steptime._report.words import (
     size_words,
     source_words,
     span_words,
+    step_words,
     time_ms,
 )
 from steptime._sim.explain.activity import RankSummary
@@ -135,7 +136,7 @@ def _recorded(programs: Sequence[Program]) -> tuple[str, ...]:
 
 
 def _step_time(console: Console, title: str, step_ms: float, beside: str, style: str = "dim") -> None:
-    line = Text().append(f"{title}  ", style="bold").append(f"{time_ms(step_ms)} ms", style="bold green")
+    line = Text().append(f"{title}  ", style="bold").append(step_words(step_ms), style="bold green")
     print_title(console, line.append(f"   {beside}", style=style))
 
 
@@ -146,7 +147,7 @@ def print_verdict(console: Console, title: str, step_ms: float, verdict: Verdict
         print_title(console, Text().append(verdict.fit.text[:1].upper() + verdict.fit.text[1:], style="bold red"))
         for number, each in enumerate(verdict.helps):
             print_line(console, "" if number else "Would help", each, spaced=False)
-        print_line(console, "Would take", f"{time_ms(step_ms)} ms per step if there were room, {interval}", spaced=False)
+        print_line(console, "Would take", f"{step_words(step_ms)} per step if there were room, {interval}", spaced=False)
         return
     _step_time(console, title, step_ms, verdict.headline, style="bold")
     print_verdict_lines(console, verdict, interval)

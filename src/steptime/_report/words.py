@@ -13,6 +13,8 @@ from steptime._sim.explain.critical_path import PathSummary
 from steptime._sim.prediction import Iterations, PredictedStep
 
 OUT_OF_RANGE = "out_of_range"
+# From here on a step time is said in seconds.
+MANY_MS = 10_000.0
 INTERVAL, RECORDED_RANGE = "90 % interval", "range with the recorded steps"
 _WORTH_SAYING = 0.005
 _NUMBERS = re.compile(r"\d+")
@@ -60,6 +62,24 @@ def quantity(value: float) -> str:
     return f"{size:.3g} {_PREFIXES[index]}" if index else f"{size:.3g}"
 
 
+def with_unit(value: float, unit: str) -> str:
+    """A quantity in the multiple of its unit that fits."""
+    number, _, prefix = quantity(value).partition(" ")
+    return f"{number} {prefix}{unit}"
+
+
+def step_words(step_ms: float) -> str:
+    """A step time as people say it: milliseconds, or seconds where it is many."""
+    return " ".join(in_unit(step_ms))
+
+
+def in_unit(*times_ms: float) -> tuple[str, ...]:
+    """Times in the unit that fits the largest, and the unit."""
+    if max(times_ms) < MANY_MS:
+        return (*map(time_ms, times_ms), "ms")
+    return (*(f"{value / 1e3:,.0f}" if value >= 1e6 else f"{value / 1e3:.4g}" for value in times_ms), "s")
+
+
 def rate(value: float) -> str:
     """So many per second, with as many digits as matter."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
@@ -70,7 +90,8 @@ def rate(value: float) -> str:
 
 def interval_words(low_ms: float, high_ms: float) -> str:
     """The range that nine of ten measured steps are expected in."""
-    return f"{INTERVAL} {time_ms(low_ms)}-{time_ms(high_ms)} ms"
+    low, high, unit = in_unit(low_ms, high_ms)
+    return f"{INTERVAL} {low}-{high} {unit}"
 
 
 def span_words(prediction: PredictedStep) -> str:
@@ -114,7 +135,7 @@ def speed_facts(prediction: PredictedStep) -> Iterator[Fact]:
     if prediction.tokens_per_s is not None:
         yield Fact("Tokens/s", rate(prediction.tokens_per_s), f"{rate(prediction.tokens_per_s)} tokens/s")
     if prediction.flop is not None:
-        flop = f"{quantity(prediction.flop)}FLOP"
+        flop = with_unit(prediction.flop, "FLOP")
         yield Fact("Model FLOPs", flop, f"{flop} per step")
     for name, share in (("MFU", prediction.mfu), ("HFU", prediction.hfu)):
         if share is not None:
@@ -180,6 +201,5 @@ def merged_warnings(warnings: Sequence[str]) -> list[str]:
 def power_words(power: StepPower) -> str:
     """What cards draw, at which clock, and whether their cap decides it."""
     drawn = f"{power.power_w:,.0f} W of {power.cap_w:,.0f} in the mean, {power.clock_hz / 1e6:,.0f} MHz"
-    energy = f"{power.energy_j:,.0f}" if power.energy_j >= 100 else f"{power.energy_j:.3g}"
-    text = f"{drawn}, {energy} J a step"
+    text = f"{drawn}, {with_unit(power.energy_j, 'J')} a step"
     return f"{text}; the cap holds the clock down" if power.capped else text

@@ -14,11 +14,12 @@ from steptime._report.words import (
     RECORDED_RANGE,
     Fact,
     asked_facts,
-    between_ms,
     device_words,
+    in_unit,
     merged_warnings,
     power_words,
     speed_facts,
+    step_words,
     time_ms,
 )
 from steptime._sim.prediction import DOES_NOT_FIT, PredictedStep
@@ -57,11 +58,12 @@ def verdict_summary(
     winner: str = "",
 ) -> Markup:
     """The same for every kind of answer about a step; `winner` is what a search found."""
-    span = f"{RECORDED_RANGE if recorded_range else INTERVAL} {between_ms(*interval_ms, '-')} ms"
+    low, high, unit = in_unit(*interval_ms)
+    span = f"{RECORDED_RANGE if recorded_range else INTERVAL} {low if low == high else f'{low}-{high}'} {unit}"
     if verdict.fits is False:
         parts = [short(verdict, step_ms, span)]
     else:
-        line = interval(step_ms, interval_ms, f"{RECORDED_RANGE if recorded_range else INTERVAL}, ms")
+        line = interval(step_ms, interval_ms, RECORDED_RANGE if recorded_range else INTERVAL)
         number = tag("div", step_number(step_ms), line, class_="headline")
         sure = tag("p", tag("strong", "How sure"), held(f": {span}; {verdict.certainty.why}"), class_="sure")
         found = tag("p", winner, class_="winner") if winner else Markup()
@@ -89,7 +91,7 @@ def short(verdict: Verdict, step_ms: float, span: str) -> Markup:
         tag("p", tag("strong", f"Does not fit by {verdict.fit.short}"), tag("span", where, class_="unit"), class_="step"),
         tag("p", f"It {verdict.fit.filled}."),
         *((tag("h2", "What would help"), helps) if verdict.helps else ()),
-        tag("p", f"With room it would take {time_ms(step_ms)} ms per step ({span}).", class_="note"),
+        tag("p", f"With room it would take {step_words(step_ms)} per step ({span}).", class_="note"),
         class_="short",
         id="verdict",
     )
@@ -97,7 +99,8 @@ def short(verdict: Verdict, step_ms: float, span: str) -> Markup:
 
 def step_number(step_ms: float) -> Markup:
     """The step time, large."""
-    return tag("p", tag("strong", time_ms(step_ms)), tag("span", "ms per step", class_="unit"), class_="step")
+    number, unit = step_words(step_ms).split()
+    return tag("p", tag("strong", number), tag("span", f"{unit} per step", class_="unit"), class_="step")
 
 
 def interval(step_ms: float, interval_ms: tuple[float, float], title: str) -> Markup:
@@ -106,10 +109,11 @@ def interval(step_ms: float, interval_ms: tuple[float, float], title: str) -> Ma
     if high <= low:
         return Markup()
     here = (step_ms - low) / (high - low)
-    line = bar([(1.0, "span")], f"from {time_ms(low)} to {time_ms(high)} ms")
+    first, last, unit = in_unit(low, high)
+    line = bar([(1.0, "span")], f"from {first} to {last} {unit}")
     mark = tag("rect", x=f"{100 * here:.3f}%", width="3", height="100%", class_="here")
     dot = tag("svg", mark, class_="mark", aria_hidden="true")
-    ends = tag("p", tag("span", time_ms(low)), tag("span", title), tag("span", time_ms(high)), class_="ends")
+    ends = tag("p", tag("span", first), tag("span", f"{title}, {unit}"), tag("span", last), class_="ends")
     return tag("div", tag("div", line, dot, class_="line"), ends, class_="interval")
 
 
