@@ -180,6 +180,30 @@ def test_a_wrong_value_is_named_beside_its_control_and_the_last_answer_stays(chr
     assert step_ms(page) == before
 
 
+def test_changes_that_would_help_are_tried_and_taken(chromium: Browser, server: Server) -> None:
+    page = opened(chromium, server)
+    before, changes = step_ms(page), control(page, "what_if")
+    changes.find_element(By.CLASS_NAME, "suggest").click()
+    wait(page, lambda: changes.find_elements(By.CSS_SELECTOR, ".suggestions button"))
+    changes.find_element(By.CSS_SELECTOR, ".suggestions button").click()
+    settle(page)
+    assert "--what-if" in command(page) and step_ms(page) < before
+    changes.find_element(By.CSS_SELECTOR, ".chips button").click()
+    settle(page)
+    assert step_ms(page) == before
+
+
+def test_names_of_the_critical_path_are_found_in_the_timeline(chromium: Browser, server: Server) -> None:
+    page = opened(chromium, server)
+    named = page.find_element(By.CSS_SELECTOR, "#path [data-find]")
+    page.execute_script("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' })", named)
+    named.click()
+    assert page.find_element(By.ID, "query").get_attribute("value") == named.text
+    assert "found" in page.find_element(By.ID, "found").text
+    page.find_element(By.ID, "query").send_keys(Keys.ESCAPE)
+    assert page.find_element(By.ID, "found").text == ""
+
+
 def test_two_tabs_do_not_disturb_each_other(chromium: Browser, server: Server) -> None:
     page = opened(chromium, server)
     first, before = page.current_window_handle, step_ms(page)

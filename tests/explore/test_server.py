@@ -113,6 +113,10 @@ async def _answers(folder: Path) -> None:
         for variants in few:
             wrong = await request(app, "POST", "/api/ask", body=json.dumps({**several, "variants": variants}).encode())
             assert wrong.status == 422 and wrong.json["error"]
+        # Changes that would help are changes that the control takes.
+        helps = (await asked(app, {"host_factor": 2}, form="suggest")).json["changes"]
+        assert helps and all(each["saves_ms"] > 0 for each in helps)
+        assert (await asked(app, {"what_if": [helps[0]["change"]]})).status == 200
         # Files: the same answer as JSON, and a page.
         answer = await asked(app, {}, form="json")
         assert answer.json == document["answer"]

@@ -23,13 +23,14 @@ from steptime._report.json import dumps
 from steptime._sim.explain.critical_path import critical_path
 from steptime.errors import SteptimeError
 
-PREDICT = "predict"
+PREDICT, SUGGEST = "predict", "suggest"
 COMPARE, COMPARISON = "compare", "comparison"
 """Variants side by side: as the page shows them, and as a page of their own."""
 
 EXPORTS = {"json": "application/json", "html": "text/html", "toml": "application/toml", COMPARISON: "text/html"}
 # What is drawn beside controls: as many lanes as a screen has, and events that are sent and drawn within a few milliseconds.
 _RANKS_DRAWN, _EVENTS_DRAWN = 8, 40_000
+_SUGGESTED = 8
 
 
 def answered(subject: Subject, form: str, values: Values) -> bytes:
@@ -54,6 +55,11 @@ def _answered(subject: Subject, form: str, values: Values) -> bytes:
         if form == COMPARISON:
             return compare_page(comparison).encode()
         return _encoded({"names": comparison.names, "sections": join(compare_sections(comparison))})
+    if form == SUGGEST:
+        changes = subject.suggested(values).to_dict()["changes"][:_SUGGESTED]
+        return _encoded(
+            {"changes": [{key: each[key] for key in ("change", "saves_ms", "share", "meaning")} for each in changes]}
+        )
     prediction = subject.predicted(values)
     if form == "json":
         return dumps(prediction.to_dict()).encode()

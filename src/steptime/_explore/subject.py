@@ -14,6 +14,7 @@ from typing import Any
 
 from steptime._api.predict import platform_for, predict
 from steptime._api.read import runs_code
+from steptime._api.whatif import whatif
 from steptime._build.config import Config, read_config
 from steptime._build.config_values import Overrides
 from steptime._build.dlrm.config import DlrmConfig
@@ -27,6 +28,7 @@ from steptime._program.workload import Workload
 from steptime._report.answers import Prediction
 from steptime._report.compare import Comparison, Item
 from steptime._report.diff import Compared
+from steptime._report.whatif import Suggestions
 from steptime._shard.configs import BuildConfig
 from steptime.errors import InputError
 
@@ -119,6 +121,17 @@ class Subject:
             _forget(self._last)
             self._last[key] = prediction
         return self._last[key]
+
+    def suggested(self, given: Values) -> Suggestions:
+        """The changes that would save most of a variant, whatever changes it has already."""
+        values = self.checked(given)
+        workload = self.built(values)
+        if values["platform"] == AS_RECORDED:
+            return whatif(workload)
+        machine, power_w = self._machine(values["platform"], workload.world_size, values), values["power_cap_w"]
+        if power_w is not None:
+            machine = replace(machine, device=machine.device.capped(power_w))
+        return whatif(workload, machine, calibration=self.calibration)
 
     def compared(self, variants: Sequence[Values]) -> Comparison:
         """Variants side by side, as `steptime compare` has them; of two, what the second takes longer for."""

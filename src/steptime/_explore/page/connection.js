@@ -54,10 +54,10 @@ export class Connection {
     }
   }
 
-  /** What is said of several variants. */
-  async compare(variants) {
+  /** What is said beside the answer: of several variants, of changes that would help. */
+  async said(form, values, variants = []) {
     try {
-      return await (await post({ values: {}, variants, form: "compare" })).json();
+      return await (await post({ values, variants, form })).json();
     } catch {
       this.leave();
       return { error: "the server has gone" };

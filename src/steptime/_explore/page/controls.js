@@ -17,9 +17,10 @@ const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
 
 /** One control: its elements, its value, and what is wrong with it. */
 class Control {
-  constructor(given, changed, near) {
+  constructor(given, changed, near, suggest) {
     this.given = given;
     this.near = near;
+    this.suggest = suggest;
     this.value = given.value;
     this.id = `control-${given.name.replace(/[^a-z_]/g, "-")}`;
     this.wrong = made("p", { class: "wrong", id: `${this.id}-wrong`, hidden: true });
@@ -137,11 +138,22 @@ class Control {
       this.changed([...this.value, text]);
     };
     const button = made("button", { type: "button", class: "add", onclick: add }, "Add");
+    const found = made("ul", { class: "suggestions", "aria-live": "polite" });
+    const suggest = made("button", { type: "button", class: "suggest", onclick: async () => {
+      suggest.disabled = true;
+      found.replaceChildren(made("li", {}, "trying changes …"));
+      const { changes, error } = await this.suggest();
+      suggest.disabled = false;
+      if (error || !changes.length) return void found.replaceChildren(made("li", {}, error ?? "no change would help"));
+      found.replaceChildren(...changes.map(({ change, saves_ms, share, meaning }) => made("li", {}, made("button", { type: "button", class: "find",
+        title: meaning, onclick: () => this.changed([...this.value.filter((text) => text !== change), change]) }, change),
+      made("span", {}, `saves ${saves_ms.toPrecision(3)} ms, ${(100 * share).toFixed(0)} %`))));
+    } }, "Which would help?");
     this.update = () => {
       list.replaceChildren(...this.value.map((text, i) => made("li", {}, text, made("button", { type: "button", "aria-label": `Remove ${text}`,
         onclick: () => { this.changed(this.value.filter((_, j) => j !== i)); box.focus(); } }, "×"))));
     };
-    return [box, button, known, list];
+    return [box, button, known, list, suggest, found];
   }
 }
 
@@ -156,10 +168,11 @@ function nearest(places, value) {
   return best;
 }
 
-/** All controls in their groups; `changed` is told which one a person moved, `near` which slider they may move next. */
+/** All controls in their groups; `changed` is told which one a person moved, `near` which slider they may move next;
+ *  `suggest` is asked which changes would help. */
 export class Controls {
-  constructor(form, given, changed, near) {
-    this.all = new Map(given.map((one) => [one.name, new Control(one, changed, near)]));
+  constructor(form, given, changed, near, suggest) {
+    this.all = new Map(given.map((one) => [one.name, new Control(one, changed, near, suggest)]));
     const groups = Map.groupBy ? Map.groupBy(this.all.values(), (one) => one.given.group) : grouped(this.all.values());
     form.replaceChildren(...[...groups].map(([name, members], i) => {
       const often = members.filter((one) => !one.given.more), more = members.filter((one) => one.given.more);

@@ -3,7 +3,7 @@
 import { Connection } from "/page/connection.js";
 import { Controls, made } from "/page/controls.js";
 import { Saved, time } from "/page/saved.js";
-import { recolour, showTimeline } from "/page/timeline.js";
+import { find, recolour, showTimeline } from "/page/timeline.js";
 
 const byId = (id) => document.getElementById(id);
 const STALE = 150; // ms after which it is shown that an answer is being made
@@ -24,7 +24,8 @@ let staleTimer = null, spokenTimer = null;
 const controls = new Controls(byId("controls"), described.controls, (control) => {
   last = control;
   ask();
-}, (control) => { if (shown && !control.given.disabled) connection.expect(controls.values, control); });
+}, (control) => { if (shown && !control.given.disabled) connection.expect(controls.values, control); },
+() => connection.said("suggest", controls.values));
 
 function ask() {
   const { values } = controls;
@@ -87,8 +88,8 @@ function against(found) {
 /** The step in the header, where it stays in sight. */
 function figure(found, values) {
   if (!Object.keys(values).length) start = found;
-  const notes = [found.memory?.fits === false ? "does not fit" : "", against(found)].filter(Boolean);
-  byId("figure").replaceChildren(made("strong", {}, `${time(found.step_time_ms)} ms`), ...notes.map((text) => made("span", {}, text)));
+  const unfit = found.memory?.fits === false, step = `${time(found.step_time_ms)} ms`;
+  byId("figure").replaceChildren(made("strong", {}, unfit ? "does not fit" : step), made("span", {}, unfit ? `${step} if there were room` : against(found)));
   byId("figure").hidden = false;
 }
 
@@ -128,7 +129,7 @@ const saved = new Saved(byId("saved"), controls, (values) => {
   controls.take(values);
   last = null;
   ask();
-}, (variants) => connection.compare(variants));
+}, (variants) => connection.said("compare", {}, variants));
 
 
 // --- Saving, exporting ---
@@ -173,6 +174,14 @@ for (const button of document.querySelectorAll("[data-form]")) {
     flash(button, "Saved");
   });
 }
+
+/** Names of the critical path are found in the timeline. */
+byId("path").addEventListener("click", (event) => {
+  const name = event.target.closest("[data-find]")?.dataset.find;
+  if (!name) return;
+  find(name);
+  byId("timeline").scrollIntoView();
+});
 
 // --- Light and dark ---
 

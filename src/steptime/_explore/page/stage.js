@@ -67,6 +67,7 @@ function showTimeline(given) {
   const from = view.begin / view.length, to = view.end / view.length;
   timeline = readTimeline(given);
   Object.assign(state, { timeline, search: new Search(timeline), hovered: null, chosen: null });
+  find(byId("query").value);
   tip.hidden = true;
   showChosen(byId("chosen"), null, timeline);
   view.length = timeline.end;
@@ -75,6 +76,16 @@ function showTimeline(given) {
   drawing.recolour();
   layOut();
 }
+
+/** Marks what has this in its name. */
+function find(text) {
+  byId("query").value = text;
+  state.search.set(text);
+  byId("found").textContent = state.search.said();
+  redraw();
+}
+byId("query").addEventListener("input", () => find(byId("query").value));
+byId("query").addEventListener("keydown", (event) => { if (event.key === "Escape") { find(""); stage.focus(); } });
 
 function recolour() {
   drawing.recolour();
@@ -102,7 +113,7 @@ const STAGE_KEYS = {
   d: () => show(...devices()),
   ".": () => step(1),
   ",": () => step(-1),
-  Escape: () => choose(null),
+  Escape: () => { find(""); choose(null); },
 };
 stage.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || !STAGE_KEYS[event.key]) return;
@@ -120,4 +131,4 @@ byId("hosts").addEventListener("change", layOut);
 byId("highlight").addEventListener("change", (event) => { state.highlight = event.target.checked; redraw(); });
 new ResizeObserver(fitStage).observe(stage);
 
-export { showTimeline, recolour };
+export { find, recolour, showTimeline };
