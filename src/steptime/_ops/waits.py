@@ -80,7 +80,8 @@ class _Effect:
         self.writes = writes
         self.perhaps = perhaps  # of what it reads, what it may write
         self.born = born
-        self.touched = frozenset(map(_storage, (*reads, *writes)))  # storages whose data it reads or writes
+        # Storages whose data it reads or writes.
+        self.touched = frozenset(map(_storage, (*reads, *writes))) if reads or writes else _NO_STORAGES
 
     def without(self, storages: AbstractSet[int]) -> _Effect:
         """The same less what ops inside it do themselves. What it brings forth stays, for memory is new either way."""
@@ -174,21 +175,25 @@ class _Follow:
         if not self._launches:
             return []
         table = self._table
+        parents, kinds, signatures = table.parents, table.kinds, table.signatures
         effects = [_NOTHING] * len(table)
         alone = [_NOTHING] * len(table)  # with what the ops inside do
         inside: dict[int, set[int]] = {}  # storages whose data ops inside an op touch
         for row in range(len(table) - 1, -1, -1):
-            kind = table.kinds[row]
-            effect = alone[row] = _effect(kind.data, table.signatures[row])
+            kind = kinds[row]
+            effect = alone[row] = _effect(kind.data, signatures[row])
             below = inside.pop(row, _NO_STORAGES)
             if not kind.communicates and effect is not _NOTHING:
                 hidden = below
                 if kind.data is Data.OPAQUE:
                     hidden = {each for within in alone[row + 1 : table.last[row] + 1] for each in within.mentions}
                 effects[row] = effect.without(hidden) if hidden else effect
-            if (parent := table.parents[row]) >= 0:
-                above = inside.setdefault(parent, set())
-                above |= below
+            if (parent := parents[row]) >= 0 and (below or effect.touched):
+                above = inside.get(parent)
+                if above is None:
+                    above = inside[parent] = set()
+                if below:
+                    above |= below
                 if not kind.communicates:
                     above |= effect.touched
         return effects
@@ -311,9 +316,9 @@ def _new_effect(data: Data, signature: Signature) -> _Effect:
     inputs, outputs = tuple(_on_device(arguments.inputs)), tuple(_on_device(arguments.outputs))
     if not inputs and not outputs:
         return _NOTHING
-    before = {_storage(tensor) for tensor in inputs}
-    mentions = frozenset(before | {_storage(tensor) for tensor in outputs})
-    born = tuple(tensor for tensor in outputs if _storage(tensor) not in before)
+    before = set(map(_storage, inputs))
+    mentions = frozenset(before.union(map(_storage, outputs)))
+    born = tuple([tensor for tensor in outputs if _storage(tensor) not in before])
     if data is Data.FRAME:
         return _Effect(mentions)
     if data is Data.UNTOUCHED:

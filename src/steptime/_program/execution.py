@@ -31,6 +31,7 @@ from steptime._program.program import (
     WorkKind,
     Works,
 )
+from steptime._values import value_class
 
 COMM_NODE = "record_param_comms"
 _STEP = "ProfilerStep#"
@@ -86,7 +87,7 @@ class Comm:
         return self.rank if self.kind in _POINT_TO_POINT and self.rank >= 0 else None
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Node:
     """One op of an execution trace."""
 
@@ -239,11 +240,12 @@ def _signatures(trace: ExecutionTrace) -> tuple[tuple[Signature, ...], list[int]
     rows: dict[int, int] = {}  # by identity: equal ones are one object
     signatures: list[Signature] = []
     signature_of = []
+    tensors: dict[int, int] = {}
     for node in trace.nodes:
         if not node.signature.inputs and not node.signature.outputs:
             signature_of.append(-1)
             continue
-        signature = _interned(node.signature)
+        signature = _interned(node.signature, tensors)
         row = rows.setdefault(id(signature), len(signatures))
         if row == len(signatures):
             signatures.append(signature)
@@ -254,20 +256,33 @@ def _signatures(trace: ExecutionTrace) -> tuple[tuple[Signature, ...], list[int]
 # Ranks that do the same call their ops alike: they share signatures, and with them what is derived from one alone.
 _MOST_SHARED = 1 << 15
 _shared: dict[tuple[object, ...], Signature] = {}
+_tensors: dict[Tensor, Tensor] = {}  # equal ones are one object, by whose identity signatures are found
 
 
-def _interned(signature: Signature) -> Signature:
-    key = (*map(_exact, signature.inputs), None, *map(_exact, signature.outputs), signature.switches)
-    if len(_shared) >= _MOST_SHARED and key not in _shared:
+def _interned(signature: Signature, tensors: dict[int, int]) -> Signature:
+    """The signature that is equal to this one; `tensors` has what stands for tensors of the same trace, by their identity."""
+    if len(_shared) >= _MOST_SHARED:
         _shared.clear()
-    return _shared.setdefault(key, signature)
+        _tensors.clear()
+        tensors.clear()
+    inputs, outputs = _exact(signature.inputs, tensors), _exact(signature.outputs, tensors)
+    return _shared.setdefault((inputs, outputs, signature.switches), signature)
 
 
-def _exact(value: Value) -> object:
+def _exact(values: tuple[Value, ...], tensors: dict[int, int]) -> tuple[object, ...]:
     """A key that tells 1, 1.0 and True apart, which are equal as values."""
-    if value.__class__ is Tensor:
-        return value
-    return tuple(map(_exact, value)) if value.__class__ is tuple else (value.__class__, value)
+    key: list[object] = []
+    for value in values:
+        if value.__class__ is Tensor:
+            known = tensors.get(id(value))
+            if known is None:
+                known = tensors[id(value)] = id(_tensors.setdefault(value, value))
+            key.append(known)
+        elif value.__class__ is tuple:
+            key.append(_exact(value, tensors))
+        else:
+            key.append((value.__class__, value))
+    return tuple(key)
 
 
 def outer_records(trace: ExecutionTrace) -> set[int]:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._program.repetition import Repetition
+from steptime._values import value_class
 
 IntColumn = npt.NDArray[np.int64]
 SmallColumn = npt.NDArray[np.int32]
@@ -66,7 +67,7 @@ class WorkKind(IntEnum):
     COLLECTIVE = 3
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Tensor:
     """A tensor argument: shape, dtype and, where the source records them, strides and identity."""
 
@@ -112,7 +113,7 @@ class Switches:
 DEFAULT_SWITCHES = Switches()
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Signature:
     """How one op was called. Ops that were called alike share one signature, and what is derived from it alone."""
 

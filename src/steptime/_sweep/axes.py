@@ -16,8 +16,8 @@ from steptime.errors import InputError
 MOST_POINTS = 100_000
 """Of one sweep: they would take hours, and are a slip of the keyboard."""
 
-_RANGE = re.compile(r"(\d{1,12}):(\d{1,12})(?::(\d{1,12}))?")
-_WHOLE = re.compile(r"\d{1,12}")
+_RANGE = re.compile(r"(\d{1,12}):(\d{1,12})(?::(\d{1,12}))?", re.ASCII)
+_WHOLE = re.compile(r"\d{1,12}", re.ASCII)
 _NAMED = re.compile(r"\s*([^:=,\[\]{}]{1,60}?)\s*:(.*)", re.DOTALL)
 _OPEN, _CLOSE, _QUOTES = "[{", "]}", "\"'"
 

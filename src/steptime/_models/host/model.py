@@ -16,6 +16,7 @@ import steptime
 from steptime._files import write_output
 from steptime._hardware.description import Catalogue, ValueRange, read_declared
 from steptime._ops.catalogue import HostClass, op_kind
+from steptime._values import value_class
 from steptime.errors import InputError
 
 # How much a launch slows down when CPU work takes twice as long (seen in the measured rows: 4.5 us become 5.7).
@@ -28,7 +29,7 @@ _COST = ValueRange(0, 1e9, "nanoseconds or calls")
 _FIRST_CALL = ValueRange(0.1, 100, "times as long as later calls")
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class HostCost:
     """Nanoseconds at speed 1: what stays on the CPU, and what launching takes."""
 

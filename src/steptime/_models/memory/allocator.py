@@ -43,7 +43,7 @@ class CachingAllocator:
 
     def take(self, nbytes: int) -> Block:
         """A block of at least that many bytes."""
-        size = rounded(max(1, nbytes), BLOCK_BYTES)
+        size = -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES if nbytes > 0 else BLOCK_BYTES
         small = size <= _SMALL
         pool = self._sizes[small]
         index = bisect_left(pool, (size, 0))

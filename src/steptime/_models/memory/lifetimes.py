@@ -21,12 +21,14 @@ from steptime._models.memory.tensors import Extent, extents, without_wrappers
 from steptime._ops.catalogue import ADDS_TO_KEPT
 from steptime._ops.table import OpTable, op_table
 from steptime._program.program import Phase, Program
+from steptime._values import value_class
 
 BEFORE = -1
 _BUCKET_OP = "c10d::allreduce_"
 _AUTOGRAD_NODE = "autograd::engine::evaluate_function"
 _DERIVATIVE = re.compile(r"^\w+Backward\d+$")  # nodes that are written in C++
 _COLLECTIVE_OPS = ("c10d::", "record_param_comms")
+_PHASES = {int(phase): phase for phase in Phase}
 
 
 class MemoryKind(StrEnum):
@@ -43,7 +45,7 @@ class MemoryKind(StrEnum):
     ROUNDING = "rounding"  # by which the allocator's blocks are larger than what was asked for
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Storage:
     """Memory that ops share; rows are those of `Program.ops`."""
 
@@ -104,21 +106,29 @@ def storages(program: Program, device: DeviceLimits) -> tuple[Storage, ...]:
     node = _nodes(table)
     lives: dict[tuple[int, int], _Life] = {}
     for row, phase in enumerate(phases):
-        if not inputs[row] and not outputs[row]:
+        taken, made = inputs[row], outputs[row]
+        if not taken and not made:
             continue
-        collective, reduces = names[row].startswith(_COLLECTIVE_OPS), names[row] == _BUCKET_OP
-        for is_input, tensors in ((True, inputs[row]), (False, outputs[row])):
+        name_of_op, end, around, bit = names[row], last[row], node[row], 1 << phase
+        collective, reduces = name_of_op.startswith(_COLLECTIVE_OPS), name_of_op == _BUCKET_OP
+        end_around = last[around]
+        for is_input, tensors in ((True, taken), (False, made)):
             for name, nbytes, fractions in tensors:
-                born = _life_of(births.get(name, ()), row if is_input else last[row], before=row if is_input else None)
+                rows = births.get(name)
+                born = BEFORE if rows is None else _life_of(rows, row, taken=True) if is_input else _life_of(rows, end)
                 life = lives.get((name, born))
                 if life is None:
-                    life = lives[name, born] = _Life(born, Phase(phases[born]) if born != BEFORE else Phase.OTHER)
-                life.nbytes = 0 if (name, born) in wrapped else max(life.nbytes, nbytes)
-                life.dies = max(life.dies, last[node[row]] if is_input and born < node[row] else last[row])
-                life.phases |= 1 << phase
-                life.fractions |= fractions
-                life.collective |= collective
-                life.reduced |= reduces
+                    life = lives[name, born] = _Life(born, _PHASES[phases[born]] if born != BEFORE else Phase.OTHER)
+                if nbytes > life.nbytes and (name, born) not in wrapped:
+                    life.nbytes = nbytes
+                dies = end_around if is_input and born < around else end
+                life.dies = max(life.dies, dies)
+                life.phases |= bit
+                if fractions:
+                    life.fractions = True
+                if collective:
+                    life.collective = True
+                    life.reduced |= reduces
     if program.repetition is not None:
         lives = _with_twins(lives, program.repetition.twins)
     for life in lives.values():
@@ -189,25 +199,30 @@ def _births(table: OpTable, inputs: Sequence[Sequence[Extent]], outputs: Sequenc
     """Per name, the rows of the ops that made a storage of it, ascending; of nested ops the innermost counts."""
     inside: dict[int, set[int]] = {}
     result: dict[int, list[int]] = defaultdict(list)
+    parents, kinds, names = table.parents, table.kinds, table.names
     for row in range(len(table) - 1, -1, -1):
-        below = inside.pop(row, None)
+        below, parent = inside.pop(row, None), parents[row]
         # Parts of a sparse tensor have storages of their own, which a trace does not name.
-        if outputs[row] and not table.kinds[row].sparse_part:
+        if outputs[row] and not kinds[row].sparse_part:
             given = {each[0] for each in inputs[row]}
-            for name in given.intersection(below or ()) if table.names[row] == ADDS_TO_KEPT else ():
+            for name in given.intersection(below or ()) if names[row] == ADDS_TO_KEPT else ():
                 result[name] = [at for at in result[name] if at > table.last[row]]
             new = {each[0] for each in outputs[row]}.difference(given, below or ())
             for name in new:
                 result[name].append(row)
             below = new if below is None else below | new
-        if below and table.parents[row] >= 0:
-            inside.setdefault(table.parents[row], set()).update(below)
+        if below and parent >= 0:
+            around = inside.get(parent)
+            if around is None:
+                inside[parent] = set(below)
+            else:
+                around |= below
     return {name: rows[::-1] for name, rows in result.items()}
 
 
-def _life_of(births: Sequence[int], row: int, before: int | None) -> int:
-    """The birth of the life that an op at that row sees. What an op takes was there `before` it made anything."""
+def _life_of(births: Sequence[int], row: int, *, taken: bool = False) -> int:
+    """The birth of the life that an op at that row sees. What is `taken` was there before the op made anything."""
     index = bisect_right(births, row) - 1
-    if index >= 0 and births[index] == before:
+    if taken and index >= 0 and births[index] == row:
         index -= 1
     return births[index] if index >= 0 else BEFORE

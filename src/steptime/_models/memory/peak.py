@@ -159,7 +159,8 @@ class _Replay:
         for number, storage in enumerate(passing):
             self._born[storage.born].append(number)
             self._dying[storage.dies].append(number)
-        self._rows = sorted({*self._born, *self._dying, *self._settling})
+        rows = sorted({*self._born, *self._dying, *self._settling})
+        self._events = [(row, self._born.get(row, ()), self._dying.get(row, ())) for row in rows]
 
     def run(self, before: Iterable[Storage], *, hold_former: bool) -> None:
         """From what is there before the first step; every step frees what it makes.
@@ -181,14 +182,14 @@ class _Replay:
         allocator, passing = self.allocator, self._passing
         held: dict[int, Block] = {}
         most = allocator.most_allocated
-        for row in self._rows:
+        for row, born, dying in self._events:
             for storage in settling.get(row, ()):
                 allocator.take(storage.nbytes)
-            for number in self._born.get(row, ()):
+            for number in born:
                 held[number] = allocator.take(passing[number].nbytes)
             if allocator.most_allocated > most:
                 most, self.moment = allocator.most_allocated, row
-            for number in self._dying.get(row, ()):
+            for number in dying:
                 allocator.give_back(held.pop(number))
 
 

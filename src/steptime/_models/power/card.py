@@ -58,23 +58,30 @@ class Draws:
 
     def _clock(self, model: PowerModel, clock: Floats) -> Floats:
         """(row, ...): what SMs run each kernel at where the driver asks for `clock`."""
-        asked = np.where(self.tensor, model.tensor_clock, 1.0).reshape(-1, *[1] * clock.ndim) * clock
-        peak = self._peak(model).reshape(-1, *[1] * clock.ndim)
-        result: Floats = np.minimum(asked, peak)
+        known = vars(self).get("_limits")
+        if known is None or known[0] is not model:
+            known = model, np.where(self.tensor, model.tensor_clock, 1.0), self._peak(model)
+            vars(self)["_limits"] = known
+        _, asked, peak = known
+        shape = (-1, *[1] * clock.ndim)
+        result: Floats = np.minimum(asked.reshape(shape) * clock, peak.reshape(shape))
         return result
 
     def slowdown(self, model: PowerModel, clock: Floats) -> Floats:
         """(kernel, ...): how many times as long as alone each takes."""
-        shape = (-1, *[1] * clock.ndim)
-        ratio = self.isolated.reshape(shape) / self._clock(model, clock)
-        result: Floats = (np.maximum(ratio, 1e-3) ** self.elasticity.reshape(shape))[self.row]
-        return result
+        return self._slowdown(self._clock(model, clock))
 
-    def energy_j(self, model: PowerModel, clock: Floats) -> Floats:
-        """(kernel, ...): of each, once."""
+    def both(self, model: PowerModel, clock: Floats) -> tuple[Floats, Floats]:
+        """(kernel, ...): how many times as long as alone each takes, and its energy."""
+        run_at = self._clock(model, clock)
         shape = (-1, *[1] * clock.ndim)
-        core: Floats = self.core_j.reshape(shape) * self._clock(model, clock) ** model.gamma
-        result: Floats = (core + self.memory_j.reshape(shape))[self.row]
+        core: Floats = self.core_j.reshape(shape) * run_at**model.gamma
+        return self._slowdown(run_at), (core + self.memory_j.reshape(shape))[self.row]
+
+    def _slowdown(self, run_at: Floats) -> Floats:
+        shape = (-1, *[1] * (run_at.ndim - 1))
+        ratio = self.isolated.reshape(shape) / run_at
+        result: Floats = (np.maximum(ratio, 1e-3) ** self.elasticity.reshape(shape))[self.row]
         return result
 
     def _peak(self, model: PowerModel) -> Floats:
@@ -106,6 +113,8 @@ class Load:
         low, high = np.full(energy.shape, LOWEST_CLOCK), np.ones(energy.shape)
         high_w = self._dynamic_w(model, high, energy, busy_ns)
         free = high_w <= model.room_w
+        if free.all():
+            return high, np.array([model.power_w(each) for each in high_w])
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             fits = self._dynamic_w(model, middle, energy, busy_ns) <= model.room_w
@@ -120,13 +129,21 @@ class Load:
         return model.power_w(float(self._dynamic_w(model, clock, np.array([energy]), self._busy_ns(model, clock))[0]))
 
     def _busy_ns(self, model: PowerModel, clock: Floats) -> Floats:
-        pairs = zip(self.draws, self.counts, strict=True)
-        every = [(draws.time_ns[draws.row] * count)[:, None] * draws.slowdown(model, clock) for draws, count in pairs]
+        return self._mean_ns([draws.slowdown(model, clock) for draws in self.draws])
+
+    def _mean_ns(self, slowdowns: Sequence[Floats]) -> Floats:
+        pairs = zip(self.draws, self.counts, slowdowns, strict=True)
+        every = [(draws.time_ns[draws.row] * count)[:, None] * slowdown for draws, count, slowdown in pairs]
         return np.asarray(sum(times.sum(axis=0) for times in every) / max(len(every), 1))
 
     def _dynamic_w(self, model: PowerModel, clock: Floats, energy: Floats, busy_ns: Floats) -> Floats:
-        joule = sum((n[:, None] * d.energy_j(model, clock)).sum(axis=0) for d, n in zip(self.draws, self.counts, strict=True))
-        period_ns = np.maximum(self.period_ns + self._busy_ns(model, clock) - busy_ns, 1.0)
+        known: dict[int, tuple[Floats, Floats]] = {}  # ranks of one program share their draws
+        for draws in self.draws:
+            if id(draws) not in known:
+                known[id(draws)] = draws.both(model, clock)
+        both = [known[id(draws)] for draws in self.draws]
+        joule = sum((n[:, None] * each[1]).sum(axis=0) for each, n in zip(both, self.counts, strict=True))
+        period_ns = np.maximum(self.period_ns + self._mean_ns([each[0] for each in both]) - busy_ns, 1.0)
         result: Floats = (joule * energy + model.collective_w * self.collective_ns * 1e-9) / (period_ns * 1e-9)
         return result
 

@@ -26,8 +26,8 @@ Rows = npt.NDArray[np.int64]
 
 # From this many ranks x scenarios on, node by node over rows that stay in the cache beats passes over the whole stretch.
 WIDE = 384
-# From this many on, running sums and maxima go row by row.
-_LONG_ROW = 128
+# From so many rows on, and so many ranks x scenarios (of maxima a quarter), running sums and maxima go block by block.
+_BLOCKED, _LONG_ROW = 128, 128
 _LAGS: dict[int, str] = {EdgeKind.LAUNCH: "latency_ns", EdgeKind.WAIT: "release_ns", EdgeKind.HAND_OVER: "gap_ns"}
 _SYNC = EdgeKind.SYNC
 
@@ -133,12 +133,23 @@ def _sums(stretch: Stretch, timing: Timing, *, opens: bool, single: bool) -> tup
 
 
 def _accumulate(ufunc: np.ufunc, values: Nanoseconds) -> None:
-    """In place, along the first axis. Numpy goes down column after column, which caches do not like where rows are long."""
-    if math.prod(values.shape[1:]) < _LONG_ROW:
+    """In place, along the first axis. Numpy goes down column after column, which caches do not like where rows are long.
+
+    So rows are taken in blocks: within all blocks at once, and then what a block ends with goes on through the next.
+    """
+    count, width = len(values), math.prod(values.shape[1:])
+    if count < _BLOCKED or width < (_LONG_ROW if ufunc is np.add else _LONG_ROW // 4):
         ufunc.accumulate(values, axis=0, out=values)
-    else:
-        for before, row in pairwise(values):
-            ufunc(before, row, out=row)
+        return
+    size = max(math.isqrt(count), 1)
+    whole = count // size * size
+    blocks = values[:whole].reshape(whole // size, size, *values.shape[1:])
+    for row in range(1, size):
+        ufunc(blocks[:, row - 1], blocks[:, row], out=blocks[:, row])
+    for before, block in pairwise(blocks):
+        ufunc(block, before[-1], out=block)
+    for row in range(max(whole, 1), count):
+        ufunc(values[row - 1], values[row], out=values[row])
 
 
 def _play_narrow(

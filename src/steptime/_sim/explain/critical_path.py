@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -16,6 +17,7 @@ from steptime._sim.core.graph import FROM_START, EdgeKind, LaneGraph, lane_graph
 from steptime._sim.core.meetings import Meeting, Party, meetings, whole_cohorts
 from steptime._sim.core.timing import CohortTimeline, Nanoseconds, Timeline
 from steptime._units import ms
+from steptime._values import value_class
 
 Reason = Literal[
     "host",  # host work: the gap before a call and the call
@@ -45,7 +47,10 @@ _EDGE_REASONS: dict[int, Reason] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+_ALL_BUT_SYNC = tuple(kind for kind in EdgeKind if kind != EdgeKind.SYNC)
+
+
+@value_class
 class PathSegment:
     """A piece of the critical path. `row` is in `Program.calls` (host) or `Program.works` (stream), -1 before the window.
 
@@ -61,7 +66,7 @@ class PathSegment:
     reason: Reason
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class _PathNode:
     """A row of a cohort's graph, on one of its ranks."""
 
@@ -116,6 +121,11 @@ class _WalkBack:
             (p.block, p.work): (m, p) for m in result for p in m.parties
         }
         self.whole = [{half: row for row, half in graph.half.items()} for graph in self.graphs]
+        # Columns of graphs as Python has them: one value at a time is read from lists in a fraction of the time.
+        self.opening = [set(graph.opening.tolist()) for graph in self.graphs]
+        self.stop: list[list[int]] = [graph.stop.tolist() for graph in self.graphs]
+        self.table_row: list[list[int]] = [graph.table_row.tolist() for graph in self.graphs]
+        self.host_rows = [int(graph.stop[graph.threads - 1]) if graph.threads else 0 for graph in self.graphs]
 
     def latest(self) -> _PathNode | None:
         """What ends last."""
@@ -136,7 +146,7 @@ class _WalkBack:
         whole = self.whole[node.cohort].get(node.row)
         if whole is not None:
             return self._begin(node, whole, self._end(node))
-        if node.row in graph.opening:
+        if node.row in self.opening[node.cohort]:
             return [], None
         if node.row in graph.copied:
             return self._copy(node)
@@ -194,15 +204,15 @@ class _WalkBack:
 
     def _begin(self, node: _PathNode, row: int, start: int) -> _Back:
         """What let the node at `row` begin at `start`: the node before it, or an edge."""
-        graph, timing = self.graphs[node.cohort], self.timelines[node.cohort].cohort.timing
+        timing = self.timelines[node.cohort].cohort.timing
         begun, previous = _PathNode(node.cohort, node.rank, row), _PathNode(node.cohort, node.rank, row - 1)
         before = self._at(timing.gap_ns if self._host(begun) else timing.spacing_ns, begun)
-        lags = {before, 0} if not self._host(begun) and row - 1 in graph.opening else {before}
+        lags = {before, 0} if not self._host(begun) and row - 1 in self.opening[node.cohort] else {before}
         at = self._end(previous)
         if any(at + lag == start for lag in lags):
             reason: Reason = "host" if self._host(begun) else "stream order"
             return [self._segment(begun, at, start, reason)] if at != start else [], previous
-        result = self._edge(begun, row, start, tuple(k for k in EdgeKind if k != EdgeKind.SYNC))
+        result = self._edge(begun, row, start, _ALL_BUT_SYNC)
         if result is None:
             return [self._segment(begun, start, start, "earlier window")], None
         source, kind = result
@@ -235,13 +245,13 @@ class _WalkBack:
         whole = self.whole[node.cohort].get(node.row)
         if whole is not None:
             return self._half_end(node, timeline, graph, whole)
-        lane = int(np.searchsorted(graph.stop, node.row, side="right"))
-        if node.row == graph.opening[lane]:
+        lane = bisect_right(self.stop[node.cohort], node.row)
+        if node.row in self.opening[node.cohort]:
             opened = timeline.cohort.timing.thread_start_ns if lane < graph.threads else timeline.cohort.timing.stream_start_ns
             rank, scenario = self._pick(opened, node)
             return int(opened[lane if lane < graph.threads else lane - graph.threads, rank, scenario])
         ends = timeline.call_end_ns if lane < graph.threads else timeline.work_end_ns
-        return int(ends[graph.table_row[node.row], node.rank, self.scenario])
+        return int(ends[self.table_row[node.cohort][node.row], node.rank, self.scenario])
 
     def _half_end(self, node: _PathNode, timeline: CohortTimeline, graph: LaneGraph, whole: int) -> int:
         row = int(graph.table_row[whole])
@@ -265,19 +275,16 @@ class _WalkBack:
 
     def _at(self, values: Nanoseconds, node: _PathNode) -> int:
         rank, scenario = self._pick(values, node)
-        return int(values[self.graphs[node.cohort].table_row[node.row], rank, scenario])
+        return int(values[self.table_row[node.cohort][node.row], rank, scenario])
 
     def _pick(self, values: Nanoseconds, node: _PathNode) -> tuple[int, int]:
         return (node.rank if values.shape[1] > 1 else 0), (self.scenario if values.shape[2] > 1 else 0)
 
     def _host(self, node: _PathNode) -> bool:
-        graph = self.graphs[node.cohort]
-        row = self.whole[node.cohort].get(node.row, node.row)
-        return row < (graph.stop[graph.threads - 1] if graph.threads else 0)
+        return self.whole[node.cohort].get(node.row, node.row) < self.host_rows[node.cohort]
 
     def _segment(self, node: _PathNode, start: int, end: int, reason: Reason) -> PathSegment:
-        graph = self.graphs[node.cohort]
-        row = int(graph.table_row[self.whole[node.cohort].get(node.row, node.row)])
+        row = self.table_row[node.cohort][self.whole[node.cohort].get(node.row, node.row)]
         rank = self.timelines[node.cohort].cohort.ranks[node.rank]
         return PathSegment(rank, "host" if self._host(node) else "stream", row, start, end, reason)
 

@@ -29,6 +29,7 @@ from steptime._ops.waits import DATA, tensor_waits
 from steptime._program.program import NEVER, CallKind, Calls, Program, Stream, StreamOrder, WorkKind, Works
 from steptime._sim.core.timing import Timing
 from steptime._units import LONG_AGO
+from steptime._values import value_class
 from steptime.errors import InputError
 
 Floats = npt.NDArray[np.float64]
@@ -137,7 +138,7 @@ class Issued:
         return replace(result, **{name: getattr(self.recorded, name) for name in _DISPATCH})
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class _Launch:
     """One work to be enqueued; `collective` is its index in Program.collectives or -1."""
 
@@ -212,7 +213,7 @@ class _Issuer:
         """Per piece, what is enqueued in it: works of the op it stands for and of all ops within."""
         covering: dict[int, int] = {}
         for index, (piece, row) in enumerate(zip(self._host.piece.tolist(), self._host.op.tolist(), strict=True)):
-            if Piece(piece) in _LAUNCHING:
+            if piece in _LAUNCHING:
                 covering[row] = index
         result: dict[int, list[_Launch]] = defaultdict(list)
         for number, work in enumerate(works):

@@ -244,9 +244,9 @@ def _together(issued: Issued, situation: Situation) -> Floats:
     drawn = {**box_factors(situation), "": np.ones(SAMPLES)}
     families = np.full(len(issued.estimates), WorkFamily.OTHER)
     families[np.array(issued.estimate, dtype=np.int64)] = work_families(issued.program)
-    return np.stack(
-        [drawn[situation.kind(group, WorkFamily(family))] for group, family in zip(kernels, families.tolist(), strict=False)]
-    )
+    pairs = list(zip(kernels, families.tolist(), strict=False))
+    known = {pair: drawn[situation.kind(pair[0], WorkFamily(pair[1]))] for pair in dict.fromkeys(pairs)}
+    return np.stack([known[pair] for pair in pairs])
 
 
 def _factors(issued: Issued) -> Floats:

@@ -224,13 +224,14 @@ class ModelledStep:
     @property
     def coverage(self) -> dict[str, float]:
         """Source -> share of the device time of all ranks, collectives included; `out of range` is a part of these."""
-        times: dict[str, float] = {source.value: 0.0 for source in Source}
+        names = {source: source.value for source in Source}
+        times: dict[str, float] = dict.fromkeys(names.values(), 0.0)
         outside = 0.0
         for program in self.programs:
             count = len(self.workload.run_by(program.program.rank))
             uses = np.bincount(np.array(program.estimate, dtype=np.int64), program.share, len(program.estimates))
             for estimate, often in zip(program.estimates, uses.tolist(), strict=True):
-                times[estimate.source.value] += count * often * estimate.time_ns
+                times[names[estimate.source]] += count * often * estimate.time_ns
                 outside += 0.0 if estimate.inside else count * often * estimate.time_ns
         total = sum(times.values()) or 1.0
         result = {source: float(time / total) for source, time in times.items() if time}
