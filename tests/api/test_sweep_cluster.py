@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import dask
 import pytest
@@ -15,7 +16,7 @@ SMALL = Path(__file__).parents[2] / "examples" / "configs" / "dlrm_small.toml"
 
 @pytest.mark.slow
 def test_a_dask_cluster_answers_as_one_process_does(tmp_path: Path) -> None:
-    asked = {"batch": [512, 1024, 2048], "settings": {"optimizer": ["sgd", "rowwise_adagrad"]}, "ranks": [2, 3]}
+    asked: dict[str, Any] = {"batch": [512, 1024, 2048], "settings": {"optimizer": ["sgd", "rowwise_adagrad"]}, "ranks": [2, 3]}
     machines = ["2xh200-nvlink", "8xh100-nvlink"]
     alone = steptime.sweep(SMALL, machines, **asked, workers=1)
     # Worker processes of their own, on any free port of this machine alone; what they leave behind is the test's.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -94,7 +95,7 @@ _PIECES = (
 
 def test_any_text_is_values_or_one_line() -> None:
     draws = random.Random(21)
-    readers = (
+    readers: tuple[Callable[[str], Any], ...] = (
         lambda text: whole_numbers("--batch", text), lambda text: numbers("--power-cap", text), setting_axis, named_variant,
         parsed, lambda text: listed(text, "--platform"),
     )  # fmt: skip

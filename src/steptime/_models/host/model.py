@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 
@@ -159,8 +159,8 @@ class HostModel:
         _FIRST_CALL.check(f"{where}: first_call", self.first_call)
         for costs in (self.ops, self.classes, self.around, self.bursts):
             for name, cost in costs.items():
-                for key in cost.__slots__:
-                    _COST.check(f"{where}: {name}: {key}", getattr(cost, key))
+                for each in fields(cost):
+                    _COST.check(f"{where}: {name}: {each.name}", getattr(cost, each.name))
 
 
 HOSTS = Catalogue("host", FOLDER, ".json")
