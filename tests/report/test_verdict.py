@@ -135,6 +135,8 @@ def test_every_form_of_an_answer_begins_with_the_same_verdict() -> None:
 def test_a_changed_step_keeps_its_verdict_and_price() -> None:
     changed = steptime.predict(CONFIGS / "dlrm_small.toml", "2xh200-nvlink", what_if=["host * 0.5"], price=2.5)
     assert changed.verdict.fits is True
+    assert changed.verdict.certainty.below >= small().verdict.certainty.below - 1e-9
+    assert changed.verdict.certainty.above >= small().verdict.certainty.above - 1e-9
     assert changed.cost is not None
     assert small().cost is not None
     assert changed.cost.per_step < small().cost.per_step  # type: ignore[union-attr]

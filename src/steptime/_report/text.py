@@ -56,6 +56,8 @@ PATH_SHOWN = 8
 LARGE_ERROR = 0.03
 # Share of a step from which host code outside ops has a line.
 WORTH_SAYING = 0.02
+# Share of the busy time from which a family has a line of its own.
+_WORTH_A_LINE = 0.005
 
 _NAME_AT_LEAST = 8  # columns that a name on the critical path gets
 _BAR_AT_MOST = 40
@@ -74,12 +76,14 @@ _RANK_COLUMNS: tuple[tuple[str, Callable[[RankSummary], float]], ...] = (
 )
 
 
-def print_prediction(console: Console, prediction: PredictedStep) -> None:
-    """The report of `steptime predict`."""
+def print_prediction(console: Console, prediction: PredictedStep, between: Callable[[], None] | None = None) -> None:
+    """The report of `steptime predict`; what is printed `between` comes before the details."""
     workload = prediction.workload
     print_header(console, "predict", workload)
     print_verdict(console, "Step time", prediction.step_time_ms, verdict_of(prediction), span_words(prediction))
     _print_facts(console, prediction)
+    if between is not None:
+        between()
     if prediction.iterations is not None:
         _iterations(console, prediction.iterations, prediction.step_time_ms)
     _explanation(console, prediction, "not known: ranks are missing" if workload.absent else "none")
@@ -226,12 +230,15 @@ def _rank_cells(rank: RankSummary) -> tuple[str, ...]:
 def _breakdown(console: Console, breakdown: Mapping[str, float]) -> Table:
     total = sum(breakdown.values()) or 1.0
     fine = console.encoding.lower().startswith("utf")
+    large = {busy_words(family): busy_ms for family, busy_ms in breakdown.items() if busy_ms >= _WORTH_A_LINE * total}
+    small = [busy_ms for busy_ms in breakdown.values() if busy_ms < _WORTH_A_LINE * total]
+    shown = large | ({f"{len(small)} others": sum(small)} if small else {})
     rows = []
-    for family, busy_ms in breakdown.items():
-        rows.append((literal(busy_words(family)), Text(time_ms(busy_ms)), Text(percent(busy_ms / total), style="dim")))
+    for family, busy_ms in shown.items():
+        rows.append((literal(family), Text(time_ms(busy_ms)), Text(percent(busy_ms / total), style="dim")))
     room = max(min(_BAR_AT_MOST, body_width(console) - width_of(rows)), 0)
     table = grid("left", "right", "right", "left")
-    for row, busy_ms in zip(rows, breakdown.values(), strict=True):
+    for row, busy_ms in zip(rows, shown.values(), strict=True):
         table.add_row(*row, Text(_bar(room * busy_ms / total, fine=fine), style="cyan"))
     return table
 

@@ -140,14 +140,17 @@ def print_changed(console: Console, answer: ChangedPrediction) -> None:
     """The report of `steptime predict --what-if`: the changed step, and what every change saves."""
     found = answer.what_if
     assert found is not None
-    print_prediction(console, answer)
     before = found.before
-    note = f"of {time_ms(before.step_time_ms)} ms per step without; this report is of the step with"
-    print_section(console, "What if", f"{note} {'all changes' if len(found.each) > 1 else 'the change'}")
-    several = [found.together] if len(found.each) > 1 else []
-    names = {"; ".join(found.together.changes): "all of these together"} if several else {}
-    _print_savings(console, [*found.each, *several], names)
-    print_line(console, "Before", before.bound_by)
+
+    def changes() -> None:
+        note = f"of {time_ms(before.step_time_ms)} ms per step without; this report is of the step with"
+        print_section(console, "What if", f"{note} {'all changes' if len(found.each) > 1 else 'the change'}")
+        several = [found.together] if len(found.each) > 1 else []
+        names = {"; ".join(found.together.changes): "all of these together"} if several else {}
+        _print_savings(console, [*found.each, *several], names)
+        print_line(console, "Before", before.bound_by)
+
+    print_prediction(console, answer, changes)
 
 
 def print_suggestions(console: Console, answer: Suggestions) -> None:
