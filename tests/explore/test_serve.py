@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import random
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import uvicorn
@@ -17,6 +21,8 @@ from tests.explore.asked import TOKEN, subject_of
 from steptime._explore.serve import ADDRESS, listen, token_of
 from steptime._explore.server import application
 from steptime.errors import InputError
+
+SRC = str(Path(__file__).parents[2] / "src")
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +96,13 @@ def test_a_taken_port_gives_the_next_one() -> None:
         second.close()
     with pytest.raises(InputError, match="65535"):
         listen(65536)
+
+
+def test_no_other_command_loads_the_server() -> None:
+    code = "import sys, steptime, steptime._cli.app; print(sorted({'starlette', 'uvicorn', 'anyio'} & set(sys.modules)))"
+    environment = {**os.environ, "PYTHONPATH": SRC}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert ran.stdout.strip() == "[]"
 
 
 def test_a_token_is_random_or_long(monkeypatch: pytest.MonkeyPatch) -> None:

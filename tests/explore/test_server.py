@@ -41,6 +41,14 @@ def test_the_address_with_the_token_leads_to_a_cookie_that_is_enough() -> None:
     assert status("GET", "/api/controls", headers={"x-steptime-token": ""}, query=f"token={TOKEN}".encode()) == 401
 
 
+def test_a_ticket_opens_the_page_once() -> None:
+    app, once = application(subject_of(SMALL), TOKEN, 8321, tickets=["a-ticket"]), {"x-steptime-token": ""}
+    first = asyncio.run(request(app, "GET", "/", headers=once, query=b"token=a-ticket"))
+    assert first.status == 200 and TOKEN in first.headers["set-cookie"]
+    assert asyncio.run(request(app, "GET", "/", headers=once, query=b"token=a-ticket")).status == 401
+    assert asyncio.run(request(app, "GET", "/api/controls", headers={"x-steptime-token": "a-ticket"})).status == 401
+
+
 def test_other_hosts_and_origins_are_refused() -> None:
     for host in ("", "evil.example", "127.0.0.1", "127.0.0.1:80", "[::1]:8321", "127.0.0.1.evil.example:8321"):
         assert status("GET", "/api/controls", headers={"host": host}) == 403

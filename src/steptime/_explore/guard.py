@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs
@@ -43,11 +43,16 @@ _Call = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Guard:
-    """Lets through what may be asked, and says in one line why not."""
+    """Lets through what may be asked, and says in one line why not.
+
+    `tickets` stand for the token once each: a browser that is started gets one, because all users of a machine see with which
+    arguments programs were started.
+    """
 
     app: ASGIApp
     token: str
     port: int
+    tickets: set[str] = field(default_factory=set)
 
     @property
     def cookie(self) -> str:
@@ -97,7 +102,11 @@ class Guard:
         """Whether a request has the token; comparing takes the same time whatever is wrong."""
         candidates = [headers.get(TOKEN_HEADER), _cookie(headers.get("cookie", ""), self.cookie), shown]
         own = self.token.encode()
-        return sum(secrets.compare_digest(each.encode(), own) for each in candidates if each is not None) > 0
+        known = sum(secrets.compare_digest(each.encode(), own) for each in candidates if each is not None) > 0
+        if not known and shown in self.tickets:
+            self.tickets.discard(shown)
+            return True
+        return known
 
 
 def _token_in(scope: Scope) -> str | None:

@@ -32,15 +32,16 @@ def serve(subject: Subject, *, port: int = PORT, browser: bool = True, say: Call
     first = answered(subject, PREDICT, {})
     listening = listen(port)
     taken: int = listening.getsockname()[1]
-    token = token_of()
+    token, ticket = token_of(), secrets.token_urlsafe(24)
+    tickets = [ticket] if browser else []
     config = uvicorn.Config(
-        application(sendable(subject), token, taken, first), log_level="error", access_log=False, lifespan="on", ws="none",
-        server_header=False, date_header=False, proxy_headers=False, timeout_graceful_shutdown=1,
+        application(sendable(subject), token, taken, first, tickets), log_level="error", access_log=False, lifespan="on",
+        ws="none", server_header=False, date_header=False, proxy_headers=False, timeout_graceful_shutdown=1,
     )  # fmt: skip
     address = f"http://{ADDRESS}:{taken}/?token={token}"
     say(f"{address}\nCtrl-C ends it")
     if browser:
-        webbrowser.open(address)
+        webbrowser.open(f"http://{ADDRESS}:{taken}/?token={ticket}")
     uvicorn.Server(config).run(sockets=[listening])
 
 

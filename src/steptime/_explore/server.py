@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from importlib import resources
 
@@ -46,8 +46,11 @@ class _Near(msgspec.Struct, forbid_unknown_fields=True):
     near: list[bool | int | float | str | None]
 
 
-def application(subject: Subject, token: str, port: int, first: bytes | None = None) -> ASGIApp:
-    """The server of a subject, which answers who knows the token; `first` is its answer about the variant to begin with."""
+def application(subject: Subject, token: str, port: int, first: bytes | None = None, tickets: Collection[str] = ()) -> ASGIApp:
+    """The server of a subject, which answers who knows the token, or once a ticket.
+
+    `first` is its answer about the variant to begin with.
+    """
     workers, files = Workers(subject, first), _files()
 
     @asynccontextmanager
@@ -99,7 +102,7 @@ def application(subject: Subject, token: str, port: int, first: bytes | None = N
         Route("/api/ask", ask, methods=["POST"]),
         Route("/api/near", near, methods=["POST"]),
     ]
-    return Guard(Starlette(routes=routes, lifespan=lifespan), token, port)
+    return Guard(Starlette(routes=routes, lifespan=lifespan), token, port, set(tickets))
 
 
 async def _answer(workers: Workers, asked: _Ask) -> Response:
