@@ -13,7 +13,7 @@ BAD_INPUT = 2
 # What an answer may give as less than nothing: errors, savings and differences, and what a table would gain elsewhere.
 SIGNED = {
     "errors", "saves_ms", "saved_ms", "saves", "moved_ms", "parts", "total_ms", "total_interval_ms", "changes",
-    "clock_offset_ns", "gain", "off",
+    "clock_offset_ns", "gain", "off", "together",
 }  # fmt: skip
 _SIGNED = "error"  # what so ends is one
 # One number of an input changed by up to so much may move the step by so much without a word.
