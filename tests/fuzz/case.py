@@ -21,6 +21,7 @@ class Case:
     files: Mapping[str, Content] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()  # files that it writes where it succeeds
     may: tuple[str, ...] = ()  # files that it may write where it succeeds
+    command: Callable[[list[str]], int] | None = None  # what takes the words, if not the command line
     before: Case | None = None  # the same without a small change: the step may then differ by little
 
 

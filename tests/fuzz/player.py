@@ -104,7 +104,7 @@ def _ran(case: Case, folder: Path) -> tuple[str, Any]:
     out, err = io.StringIO(), io.StringIO()
     is_json = "--json" in words
     with _inside(folder), redirect_stdout(out), redirect_stderr(err):
-        code = _command()(words)
+        code = (case.command or _command())(words)
     kind = judged(code, out.getvalue(), err.getvalue(), is_json=is_json, reports=words[0] in _REPORTING)
     _check_folder(case, folder, written=kind == ANSWER)
     return kind, document(out.getvalue()) if kind == ANSWER and is_json else None

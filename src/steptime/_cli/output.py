@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -132,7 +133,9 @@ def read(
     from steptime._api.read import read as read_workload
 
     announce(str(paths[0]), quiet=quiet)
-    with _progress() as progress:
+    # What is built from a config reads nothing for long: there it is the building that takes a while.
+    config = Path(paths[0]).suffix in (".toml", ".csv")
+    with working("building") if config else nullcontext(), nullcontext() if config else _progress() as progress:
         return read_workload(
             paths, batch=batch, ranks=ranks, plan=plan, settings=settings,
             platform_ranks=platform_ranks, limit_s=limit_s, progress=progress,
@@ -206,6 +209,26 @@ def print_files(console: Console, trace: Path | None, page: Path | None = None) 
         print_line(console, "Timeline", f"{trace}  (open it at https://ui.perfetto.dev)", spaced=False)
     if page is not None:
         print_line(console, "Page", f"{page}  (open it in a browser)", spaced=False)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Says on a terminal what takes longer than a second, until it is done."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    status = Console(stderr=True).status(what)
+    begin = threading.Timer(PATIENCE_S, status.start)
+    begin.daemon = True
+    begin.start()
+    try:
+        yield
+    finally:
+        begin.cancel()
+        begin.join()
+        status.stop()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from steptime._cli.output import CalibrationFile, Json, Memory, Price, Set, settings_of, show
+from steptime._cli.output import CalibrationFile, Json, Memory, Price, Set, settings_of, show, working
 from steptime.errors import InputError
 
 if TYPE_CHECKING:
@@ -66,29 +66,30 @@ def plan(
     from steptime._report.plan_text import print_plan, print_written
 
     refuse_overwriting({"--html": html, "--save": save, "--torchtitan": torchtitan}, (model, platform, calibration))
-    answer = planned(
-        model,
-        platform,
-        gpus=gpus,
-        batch=batch,
-        settings=settings_of(settings),
-        data=_numbers("--data", data),
-        fsdp=_numbers("--fsdp", fsdp),
-        tensor=_numbers("--tensor", tensor),
-        pipeline=_numbers("--pipeline", pipeline),
-        context=_numbers("--context", context),
-        expert=_numbers("--expert", expert),
-        chunks=_numbers("--chunks", chunks),
-        zero=_numbers("--zero", zero),
-        sequence=sequence,
-        micro_batch=_numbers("--micro-batch", micro_batch),
-        recompute=None if recompute is None else [each.strip() for each in recompute.split(",")],
-        memory_bytes=memory,
-        headroom=headroom,
-        price=price,
-        fabric=fabric,
-        calibration=calibration,
-    )
+    with working("searching layouts"):
+        answer = planned(
+            model,
+            platform,
+            gpus=gpus,
+            batch=batch,
+            settings=settings_of(settings),
+            data=_numbers("--data", data),
+            fsdp=_numbers("--fsdp", fsdp),
+            tensor=_numbers("--tensor", tensor),
+            pipeline=_numbers("--pipeline", pipeline),
+            context=_numbers("--context", context),
+            expert=_numbers("--expert", expert),
+            chunks=_numbers("--chunks", chunks),
+            zero=_numbers("--zero", zero),
+            sequence=sequence,
+            micro_batch=_numbers("--micro-batch", micro_batch),
+            recompute=None if recompute is None else [each.strip() for each in recompute.split(",")],
+            memory_bytes=memory,
+            headroom=headroom,
+            price=price,
+            fabric=fabric,
+            calibration=calibration,
+        )
     for file, text in ((save, answer.config), (torchtitan, answer.torchtitan)):
         if file is not None:
             write_output(file, text())

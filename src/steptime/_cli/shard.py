@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from steptime._cli.output import CalibrationFile, Json, Memory, Price, Set, settings_of, show
+from steptime._cli.output import CalibrationFile, Json, Memory, Price, Set, settings_of, show, working
 from steptime._cli.quantities import quantity
 from steptime._units import DURATION
 from steptime.errors import InputError
@@ -110,16 +110,17 @@ def shard(
             lambda console: print_evaluated(console, sharding_task, machine.name, plans),
         )
         return
-    answer = sharded(
-        sharding_task,
-        machine,
-        calibration=speed,
-        budget_s=budget,
-        evaluations=evaluations,
-        lookups=days,
-        objective=objective,
-        price=price,
-    )
+    with working("searching plans"):
+        answer = sharded(
+            sharding_task,
+            machine,
+            calibration=speed,
+            budget_s=budget,
+            evaluations=evaluations,
+            lookups=days,
+            objective=objective,
+            price=price,
+        )
     if html is not None:
         answer.html(html)
     if torchrec is not None:

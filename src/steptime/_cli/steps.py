@@ -28,6 +28,7 @@ from steptime._cli.output import (
     settings_of,
     show,
     skew_experts,
+    working,
 )
 from steptime._cli.quantities import quantity
 from steptime._units import POWER
@@ -109,21 +110,22 @@ def predict(
         workload, batch=batch, ranks=ranks, plan=plan, settings=settings_of(settings),
         platform_ranks=platform_ranks(platform), limit_s=limit, quiet=json,
     )  # fmt: skip
-    answer = predicted(
-        job,
-        platform,
-        device=device,
-        host=host,
-        fabric=fabric,
-        power_cap_w=power_cap,
-        lookups=lookups,
-        calibration=calibration,
-        strict=strict,
-        what_if=what_if or (),
-        profiled=profiled,
-        memory_bytes=memory,
-        price=price,
-    )
+    with working("predicting"):
+        answer = predicted(
+            job,
+            platform,
+            device=device,
+            host=host,
+            fabric=fabric,
+            power_cap_w=power_cap,
+            lookups=lookups,
+            calibration=calibration,
+            strict=strict,
+            what_if=what_if or (),
+            profiled=profiled,
+            memory_bytes=memory,
+            price=price,
+        )
     if trace is not None:
         answer.trace(trace)
     if html is not None:

@@ -19,6 +19,7 @@ from steptime._cli.output import (
     print_files,
     read,
     show,
+    working,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ def whatif(
     from steptime._report.whatif import print_suggestions
 
     job = read(workload, batch=batch, ranks=ranks, platform_ranks=platform_ranks(platform), limit_s=limit, quiet=json)
-    answer = suggested(job, platform, calibration=calibration, profiled=profiled)
+    with working("trying changes"):
+        answer = suggested(job, platform, calibration=calibration, profiled=profiled)
     show(json, answer.to_dict, lambda console: print_suggestions(console, answer))
 
 
@@ -86,7 +88,8 @@ def diff(
         for source, machine in zip((before, after), machines, strict=True)
     )
     options = {"before_platform": machines[0], "after_platform": machines[1]}
-    answer = compared(first, second, **options, calibration=calibration, profiled=profiled)
+    with working("comparing"):
+        answer = compared(first, second, **options, calibration=calibration, profiled=profiled)
     if html is not None:
         answer.html(html)
 

@@ -43,6 +43,8 @@ LARGE = 12
 _ELSEWHERE = 8  # other ranks that a table is tried on: those with least to do
 _PLAYED_LARGE, _PLAYED_ELSEWHERE = 4, 2  # where every plan is played, which takes a while
 _DOUBT_EVALUATIONS = 2_000
+# Of so many tables another search takes as long as the first, tens of seconds: what is doubted is then named alone.
+_DOUBTED_TABLES = 1_000
 _WORTH_SAVING = 0.0005  # of the step; less is shown as 0.0 %
 _DRAWS = 400
 _LEVELS = (0.05, 0.95)
@@ -240,6 +242,8 @@ def rank_loads(best: PlacedShards, played: Evaluation) -> list[RankLoad]:
 
 def _doubted(searched: Searched, evaluator: Evaluator, doubt: Doubt) -> str:
     """What a default could cost: the plan it led to, beside the best one if it were otherwise."""
+    if len(searched.task.tables) > _DOUBTED_TABLES:
+        return f"{doubt.assumption}; were they {doubt.otherwise}, another plan might be faster"
     task, platform = replace(searched.task, model=doubt.model, doubts=()), evaluator.platform
     otherwise = Evaluator(doubt.model, platform, task.ranks, calibration=evaluator.calibration)
     step = float(PlacedShards(task, otherwise, searched.best.plan).here.step_ns[0])

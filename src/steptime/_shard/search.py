@@ -26,6 +26,10 @@ from steptime._shard.task import Task
 from steptime.errors import InputError
 
 RUNNERS_UP = 5
+
+MOST_TABLES = 4096
+"""Matrices of tables by tables say what each adds to a rank: beyond, they take gigabytes, and minutes to solve."""
+
 # Plans whose lookups are asked for anew before one is chosen, at most: as many as this over tables times ranks, and a few.
 # Of those, only plans within this factor of the best of all divisions: curves are hardly further off.
 _ASKED_EXACTLY, _LEAST_EXACT, _MOST_EXACT, _NEAR_BEST = 200_000, 4, 32, 1.03
@@ -89,6 +93,10 @@ def search(
     began = time.monotonic()
     budget = budget or SearchBudget(usual_evaluations(task.model, task.ranks))
     check_ranks(task, platform)
+    if len(task.tables) > MOST_TABLES:
+        raise InputError(
+            f"{len(task.tables)} tables; at most {MOST_TABLES} can be placed; join small ones of equal width and lookups"
+        )
     divisions = TaskDivisions(task, platform, budget, evaluator or Evaluator(task.model, platform, task.ranks))
     base = divisions.first()
     first = divisions.search(base, int(budget.evaluations * (_WHOLE_SHARE if divisions.divisible else 1.0)))

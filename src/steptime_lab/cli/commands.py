@@ -149,6 +149,7 @@ def validate(
         own = scored(platform, WHAT if what is None else (what,))
         show(json, lambda: validation_document(own), lambda console: print_validation(console, own, full=full))
         return
+    _check_names(device, fabric, models)
     what = what or "kernels"
     if what == _RECOMMENDERS:
         published = _recommenders(rows, config)
@@ -219,6 +220,17 @@ def _check_set(what: str, known: Collection[str], models: Path | None) -> None:
         raise InputError(f"unknown set {what!r}; choose one of {', '.join((*known, _RECOMMENDERS))}")
     if what in ("steps", "zoo") and models is not None:
         raise InputError(f"validate {what} asks the shipped models; drop --models")
+
+
+def _check_names(device: str, fabric: str, models: Path | None) -> None:
+    """Says in one line what there is none of, before anything takes a minute."""
+    from steptime._hardware.device import DEVICES
+    from steptime._hardware.fabric import FABRICS
+
+    DEVICES.file(device)
+    FABRICS.file(fabric)
+    if models is not None and not models.is_dir():
+        raise InputError(f"--models {models}: no such folder; `steptime fit` writes one")
 
 
 def _check_options(what: str, *, of_steps: bool, explain: bool, refit: bool) -> None:

@@ -58,6 +58,8 @@ _SWITCHES = ("tied_head", "causal", "checkpointing", "fused", "qk_norm")
 _MOST = 2**31
 # A layer of one accumulated part takes about half a megabyte while a program is built.
 _MOST_LAYERS = 8192
+# Of a model: the deepest that was published has 1,000 (DeepNet, arXiv 2203.00555).
+_DEEPEST = 2048
 
 
 def wrong_config(model: Transformer) -> Iterator[str]:
@@ -80,6 +82,8 @@ def _wrong_values(model: Transformer) -> Iterator[str]:
     dropout: object = model.dropout
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
         yield f"dropout is {dropout!r}; expected a number from 0 to below 1"
+    if model.layers > _DEEPEST:
+        yield f"layers is {model.layers}; expected a whole number of 1 or more, at most {_DEEPEST}"
     if model.layers * model.gradient_accumulation > _MOST_LAYERS * max(model.parallel.pipeline, 1):
         yield (
             f"{model.layers} layers in {model.gradient_accumulation} accumulated parts; "
