@@ -30,14 +30,14 @@ class Tally:
 
     outcomes: dict[str, Counter[str]] = field(default_factory=dict)
     failures: list[dict[str, Any]] = field(default_factory=list)
-    cpu_seconds: float = 0.0
+    cpu_seconds: Counter[str] = field(default_factory=Counter)  # by kind of input
     slowest: float = 0.0
     peak_bytes: int = 0
 
     def add(self, kind: str, number: int, outcome: Outcome) -> dict[str, Any] | None:
         """Counts a case; what failed, as a row."""
         self.outcomes.setdefault(kind, Counter())[outcome.kind] += 1
-        self.cpu_seconds += outcome.cpu_seconds
+        self.cpu_seconds[kind] += outcome.cpu_seconds
         self.slowest = max(self.slowest, outcome.cpu_seconds)
         self.peak_bytes = max(self.peak_bytes, outcome.peak_bytes)
         if not outcome.bad:
@@ -54,8 +54,9 @@ class Tally:
     def lines(self) -> Iterator[str]:
         """A table by kind, and what the cases took."""
         for kind, counts in sorted(self.outcomes.items()):
-            yield f"{kind:24}" + "  ".join(f"{name} {count}" for name, count in sorted(counts.items()))
-        mean = self.cpu_seconds / max(1, self.count)
+            took = f"{self.cpu_seconds[kind] / sum(counts.values()):.3f} s"
+            yield f"{kind:20}{took}  " + "  ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+        mean = sum(self.cpu_seconds.values()) / max(1, self.count)
         yield (
             f"{self.count} cases, {len(self.failures)} bad; {mean:.3f} s of CPU time each, {self.slowest:.1f} s at most; "
             f"{self.peak_bytes / 1e9:.2f} GB at most"

@@ -13,7 +13,7 @@ BAD_INPUT = 2
 # What an answer may give as less than nothing: errors, savings and differences, and what a table would gain elsewhere.
 SIGNED = {
     "errors", "saves_ms", "saved_ms", "saves", "moved_ms", "parts", "total_ms", "total_interval_ms", "changes",
-    "clock_offset_ns", "gain", "off", "together",
+    "clock_offset_ns", "gain", "off", "second", "together",
 }  # fmt: skip
 _SIGNED = "error"  # what so ends is one
 # One number of an input changed by up to so much may move the step by so much without a word.
@@ -82,7 +82,8 @@ def _check_interval(value: dict[str, Any], where: str) -> None:
     step, interval = value.get("step_time_ms"), value.get("interval_ms")
     if step is not None:
         assert 0 <= step < _LONGEST_STEP_MS, f"{where}.step_time_ms is {step}"
-    if step is not None and interval is not None and "saves_ms" not in value:
+    of_step = "saves_ms" not in value and "measured_step_ms" not in value  # else of savings, or the range of recorded steps
+    if step is not None and interval is not None and of_step:
         assert interval[0] <= step <= interval[1], f"{where}: {step} outside {interval}"
 
 

@@ -37,6 +37,7 @@ class MeasuredSet:
     repeats: tuple[str, ...] = ()  # columns of the case that only tell repeats of one question apart
     optional: tuple[str, ...] = ()  # columns of the case that are null where they do not apply
     added: tuple[str, ...] = ()  # columns that older parts lack and rows may leave out: there they are null
+    slopes: bool = False  # whether `times_ns` are differences of times, which come out below 0 now and then
     timed: bool = True  # whether `times_ns` are what is asked
 
     @property
@@ -112,5 +113,6 @@ HOST = MeasuredSet(
         pa.field("reference_launch_ns", pa.list_(pa.float64())),
     ),
     case=("kind", "op", "call", "phase", "profiler", "cores", "share"),
+    slopes=True,
     added=("reference_cpu_ns", "reference_launch_ns"),
 )

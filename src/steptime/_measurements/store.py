@@ -180,8 +180,10 @@ def _check_values(path: Path, table: pa.Table, measured: MeasuredSet) -> None:
         return
     if not pc.min(pc.list_value_length(table["times_ns"])).as_py():
         raise InputError(f"{path}: column 'times_ns' has rows without repeats")
-    for name in [name for name in table.schema.names if name.startswith(_REFERENCE)]:
-        if (pc.min(pc.list_flatten(table[name])).as_py() or 1) <= 0:
+    timed = () if measured.slopes else ("times_ns",)
+    for name in (*timed, *(name for name in table.schema.names if name.startswith(_REFERENCE))):
+        least = pc.min(pc.list_flatten(table[name])).as_py()
+        if least is not None and least <= 0:
             raise InputError(f"{path}: column {name!r} has times of 0 or less; measure these rows again")
 
 

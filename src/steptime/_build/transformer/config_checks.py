@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from steptime._build.config_values import MOST_WIDTH
 from steptime._build.transformer.fp8 import FEW_BITS, RECIPES
 from steptime._build.transformer.parallelism import DEGREES, dividing, wrong_parallelism
 from steptime._build.transformer.parts import FROZEN_PARTS, FUSED, PATTERN
@@ -56,6 +57,9 @@ _NOT_NEGATIVE = (
 _SWITCHES = ("tied_head", "causal", "checkpointing", "fused", "qk_norm")
 # No step has more; what claims to comes from a slip of the keyboard, and would take the memory of the machine.
 _MOST = 2**31
+_MOST_OF = {"width": MOST_WIDTH, "head_width": MOST_WIDTH, "feed_forward": 4 * MOST_WIDTH}
+# Ten times the largest that was ever published, of two million million: an optimizer's step is laid out chunk by chunk.
+_MOST_PARAMETERS = 2 * 10**13
 # A layer of one accumulated part takes about half a megabyte while a program is built.
 _MOST_LAYERS = 8192
 # Of a model: the deepest that was published has 1,000 (DeepNet, arXiv 2203.00555).
@@ -72,8 +76,10 @@ def _wrong_values(model: Transformer) -> Iterator[str]:
     counts = {key: (getattr(model, key), 1 if key in _POSITIVE else 0) for key in (*_POSITIVE, *_NOT_NEGATIVE)}
     counts |= {f"parallel.{key}": (getattr(model.parallel, key), 1) for key in (*DEGREES, "chunks", "expert_tensor")}
     for key, (value, least) in counts.items():
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < _MOST:
-            yield f"{key} is {value!r}; expected a whole number of {least} or more"
+        most = _MOST_OF.get(key, _MOST - 1)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            upper = f", at most {most}" if key in _MOST_OF else ""
+            yield f"{key} is {value!r}; expected a whole number of {least} or more{upper}"
     for key in (*_SWITCHES, "bias"):
         if not isinstance(getattr(model, key), bool) and (key, model.bias) != ("bias", None):
             yield f"{key} is {getattr(model, key)!r}; expected true or false"
@@ -114,7 +120,11 @@ def _wrong_parts(model: Transformer) -> Iterator[str]:
 
 
 def _wrong_sizes(model: Transformer) -> Iterator[str]:
-    """Sizes that divide each other where something is split."""
+    """Sizes that divide each other where something is split, and no more of all than a machine can be asked about."""
+    inner = model.inner + model.experts.count * model.expert_inner
+    parameters = model.width * (model.layers * (2 * model.heads * model.head_size + 2 * inner) + model.vocabulary)
+    if parameters > _MOST_PARAMETERS:
+        yield f"about {parameters:.2g} parameters; expected at most {_MOST_PARAMETERS:.0e}: check width, layers and experts"
     parallel, heads, key_heads = model.parallel, ("heads", model.heads), ("kv_heads", model.key_heads)
     yield from wrong_parallelism(parallel, model.layers)
     yield from model.experts.wrong_together(parallel, model.expert_inner)

@@ -26,7 +26,7 @@ FOLDER = Path(steptime.__file__).parent / "data" / "hosts"
 _CALIBRATED = "calibrated "
 REFERENCE_STEP = "step"  # the kind of the training steps that a calibration times
 _COST = ValueRange(0, 1e9, "nanoseconds or calls")
-_FIRST_CALL = ValueRange(0.1, 100, "times as long as later calls")
+_FIRST_CALL = ValueRange(0.1, 100, "times as long")
 
 
 @value_class
@@ -157,6 +157,11 @@ class HostModel:
         for key in ("reference_cpu_ns", "reference_launch_ns", "launch_ns", "binding_ns"):
             _COST.check(f"{where}: {key}", getattr(self, key))
         _FIRST_CALL.check(f"{where}: first_call", self.first_call)
+        for name, profiler in self.profilers.items():
+            _COST.check(f"{where}: profiler {name}: per_op_ns", profiler.per_op_ns)
+            _COST.check(f"{where}: profiler {name}: per_launch_ns", profiler.per_launch_ns)
+            for kind, factor in profiler.stretch.items():
+                _FIRST_CALL.check(f"{where}: profiler {name}: stretch of {kind}", factor)
         for costs in (self.ops, self.classes, self.around, self.bursts):
             for name, cost in costs.items():
                 for each in fields(cost):

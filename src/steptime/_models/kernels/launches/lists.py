@@ -49,12 +49,12 @@ def packed(counts: Iterable[int], most_tensors: int) -> list[Packed]:
     odd: list[int] = []
     tensors = 0
     for count in counts:
-        full, rest = divmod(count, CHUNK)
-        left = [CHUNK] * full + ([rest] if rest else [])
+        left = count
         tensors += count > 0
         while left:
-            room = _MOST_CHUNKS - len(chunks)
-            fitting, left = left[:room], left[room:]
+            full, rest = divmod(min(left, (_MOST_CHUNKS - len(chunks)) * CHUNK), CHUNK)
+            fitting = [CHUNK] * full + ([rest] if rest else [])
+            left -= full * CHUNK + rest
             chunks += fitting
             odd += fitting if count % _VECTOR else []
             if len(chunks) == _MOST_CHUNKS or (tensors == most_tensors and not left):
