@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -30,7 +30,7 @@ class Tally:
 
     outcomes: dict[str, Counter[str]] = field(default_factory=dict)
     failures: list[dict[str, Any]] = field(default_factory=list)
-    cpu_seconds: Counter[str] = field(default_factory=Counter)  # by kind of input
+    cpu_seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # by kind of input
     slowest: float = 0.0
     peak_bytes: int = 0
 
