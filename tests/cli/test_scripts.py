@@ -145,3 +145,14 @@ def test_ranks_are_what_script_and_platform_say(script: Path, capfd: pytest.Capt
     assert run(["predict", "train.py", "--platform", "8xh200-nvlink", "--json"]) == 0
     answer = json.loads(capfd.readouterr().out)
     assert len(answer["ranks"]) == ranks
+
+
+@pytest.mark.parametrize("source", ["train.py", "train.py:training_step"])
+def test_without_pytorch_a_script_is_refused_in_one_line(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("def training_step(): ...\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("steptime._api.read.find_spec", lambda _: None)
+    assert run(["predict", source, "--platform", "1xh200"]) == 2
+    assert "capturing needs PyTorch" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +110,10 @@ def _of_code(
     platform_ranks: int | None = None,
     limit_s: float | None = None,
 ) -> Workload:
+    if find_spec("torch") is None:
+        raise InputError(
+            f"{text}: capturing needs PyTorch, which is not installed; pip install 'steptime[measure]' (any build)"
+        )
     if not is_script(text):
         from steptime._capture.script import captured
 
