@@ -111,9 +111,7 @@ def _of_code(
     limit_s: float | None = None,
 ) -> Workload:
     if find_spec("torch") is None:
-        raise InputError(
-            f"{text}: capturing needs PyTorch, which is not installed; pip install 'steptime[measure]' (any build)"
-        )
+        raise InputError(f"{text}: capturing needs PyTorch, which is not installed; pip install 'steptime[measure]'")
     if not is_script(text):
         from steptime._capture.script import captured
 
