@@ -24,7 +24,9 @@ from steptime._report.words import quantity, rate
 from steptime._units import GIB
 
 # Curves of one figure; of more, those with the best variants are drawn.
-_MOST_CURVES = 12
+_MOST_CURVES = 10
+# Of more curves, bands would hide each other: the best one has its own.
+_MOST_BANDS = 4
 # Rows of the table of all variants; files have more.
 _MOST_ROWS = 1000
 _MOST_AXES = 3
@@ -86,13 +88,19 @@ def _curves(answer: Predictions, axis: str) -> Markup:
     pictures, drawn = [], []
     for measure in _measures(answer):
         drawn = [
-            Series(name or "as it is", tuple(_marks(measure, axis, groups[name])), style) for style, name in enumerate(shown)
+            Series(
+                name or "as it is",
+                tuple(_marks(measure, axis, groups[name], band=len(shown) <= _MOST_BANDS or name == names[0])),
+                style,
+            )
+            for style, name in enumerate(shown)
         ]
         drawn = [each for each in drawn if each.marks]
         if drawn:
             pictures.append(chart(f"{measure.title} by {axis}", Axis(axis, _plain), measure.axis, drawn, limit=measure.limit))
     note = f"the {_MOST_CURVES} best of {len(groups)} curves; " if len(groups) > _MOST_CURVES else ""
-    note += "bands hold nine of ten steps; hollow marks do not fit"
+    note += "the band, of the best alone," if len(shown) > _MOST_BANDS else "bands"
+    note += f" hold{'s' * (len(shown) > _MOST_BANDS)} nine of ten steps; hollow marks do not fit"
     return section(f"By {axis}", note, legend(drawn), tag("div", *pictures, class_="charts"))
 
 
@@ -130,11 +138,11 @@ def _measures(answer: Predictions) -> Iterator[_Measure]:
         yield _Measure(f"Cost {cost_unit(first)}", Axis("cost", money, zero=True), "cost")
 
 
-def _marks(measure: _Measure, axis: str, variants: Sequence[SweepVariant]) -> Iterator[Mark]:
+def _marks(measure: _Measure, axis: str, variants: Sequence[SweepVariant], *, band: bool) -> Iterator[Mark]:
     for each in sorted((each for each in variants if axis in each.settings), key=lambda each: each.settings[axis]):
         value = measure.of(each)
         if value is not None:
-            low, high = each.interval_ms if measure.key == "step_time_ms" else (None, None)
+            low, high = each.interval_ms if band and measure.key == "step_time_ms" else (None, None)
             label = f"{settings_words(each.settings)}: {variant_words(each)}{', does not fit' * (each.fits is False)}"
             yield Mark(float(each.settings[axis]), value, low, high, each.fits is not False, label)
 

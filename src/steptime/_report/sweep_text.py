@@ -6,9 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from steptime._report.cost import money
-from steptime._report.layout import print_heading, print_line, print_numbers, print_section, print_warnings
+from steptime._report.layout import (
+    body_width,
+    print_heading,
+    print_line,
+    print_numbers,
+    print_section,
+    print_warnings,
+    width_of,
+)
 from steptime._report.sweep import PLATFORM, Predictions, SweepVariant, settings_words, value_words
 from steptime._report.words import rate, size_words, time_ms
 from steptime._sim.prediction import DOES_NOT_FIT
@@ -16,6 +25,7 @@ from steptime._sim.prediction import DOES_NOT_FIT
 # Rows of the table; files have all.
 _SHOWN = 40
 _ON_FRONT, _NO_FIT = "*", "!"
+_LEAST = "MFU"  # left out where a table is too wide
 # What tables call settings.
 _NAMES = {"what_if": "what if", "power_cap_w": "power\ncap, W", "plan_file": "plan"}
 
@@ -30,12 +40,24 @@ def print_sweep(console: Console, answer: Predictions) -> None:
     best = answer.best_by_platform
     if len(best) > 1:
         print_section(console, "Best of every platform", "")
-        print_numbers(console, *table_cells(answer, tuple(best.values())))
+        _print_table(console, *table_cells(answer, tuple(best.values())))
     ranked = answer.ranked
     more = f"; {len(ranked) - _SHOWN:,} more in --csv, --parquet, --json or --html" if len(ranked) > _SHOWN else ""
     print_section(console, "Variants", f"{order_words(answer)}{more}")
-    print_numbers(console, *table_cells(answer, ranked[:_SHOWN]))
+    _print_table(console, *table_cells(answer, ranked[:_SHOWN]))
     print_warnings(console, [*answer.warnings, *shared_warnings(answer)])
+
+
+def _print_table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """In one piece where that is possible without the column that is missed least."""
+    columns = [(head, *cells) for head, *cells in zip(heads, *rows, strict=True)]
+    if width_of([[Text(_longest(cell)) for cell in row] for row in zip(*columns, strict=True)]) > body_width(console):
+        columns = [column for column in columns if column[0] != _LEAST]
+    print_numbers(console, [head for head, *_ in columns], list(zip(*(cells for _, *cells in columns), strict=True)))
+
+
+def _longest(cell: str) -> str:
+    return max(cell.split("\n"), key=len)
 
 
 def best_lines(answer: Predictions) -> list[tuple[str, str]]:
@@ -100,7 +122,7 @@ def table_cells(answer: Predictions, variants: Sequence[SweepVariant]) -> tuple[
     fronts = {name: {id(each) for each in answer.front(name)} for name in ("memory", "cost")}
     unit = {"per trillion tokens": "cost of 1T\ntokens", "per million samples": "cost of 1M\nsamples"}
     heads = [*(_NAMES.get(name, name.replace(".", ".\n") if len(name) > 10 else name) for name in varied)]
-    heads += ["step\nms", "90 %\ninterval", "tokens/s" if tokens else "samples/s", "MFU", "memory"]
+    heads += ["step\nms", "90 %\ninterval", "tokens/s" if tokens else "samples/s", _LEAST, "memory"]
     heads += [unit.get(cost_unit(answer.variants[0]), "cost of\na step")]
     rows = []
     for each in variants:

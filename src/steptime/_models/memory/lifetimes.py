@@ -99,6 +99,11 @@ class _Life:
 
 def storages(program: Program, device: DeviceLimits) -> tuple[Storage, ...]:
     """Every storage on the device that the ops of a program of one step name, as they are seen; then what ops take beside."""
+    return storages_with(program, tuple(scratch(op_table(program), device)))
+
+
+def storages_with(program: Program, beside: Iterable[tuple[int, int, int]]) -> tuple[Storage, ...]:
+    """The same with what ops take beside, as `scratch` says it: from which op to which, and how many bytes."""
     table = op_table(program)
     inputs, outputs, wrapped = without_wrappers(table, *extents(table))
     last, phases, names = table.last, table.phases, table.names
@@ -134,8 +139,8 @@ def storages(program: Program, device: DeviceLimits) -> tuple[Storage, ...]:
     for life in lives.values():
         _outlast(life, table)
     _keep_in_formulas(lives.values(), table)
-    beside = (Storage(nbytes, row, dies, MemoryKind.TEMPORARIES) for row, dies, nbytes in scratch(table, device) if nbytes)
-    return (*(life.storage(len(phases)) for life in lives.values()), *beside)
+    taken_beside = (Storage(nbytes, row, dies, MemoryKind.TEMPORARIES) for row, dies, nbytes in beside if nbytes)
+    return (*(life.storage(len(phases)) for life in lives.values()), *taken_beside)
 
 
 def _with_twins(lives: dict[tuple[int, int], _Life], twins: Mapping[int, int]) -> dict[tuple[int, int], _Life]:

@@ -9,8 +9,9 @@ from itertools import chain
 
 from steptime._hardware.device import DeviceLimits, reference_device
 from steptime._models.memory.allocator import Block, CachingAllocator
-from steptime._models.memory.lifetimes import BEFORE, MemoryKind, Storage, storages
+from steptime._models.memory.lifetimes import BEFORE, MemoryKind, Storage, storages_with
 from steptime._models.memory.repeated import most_of
+from steptime._models.memory.scratch import scratch
 from steptime._ops.catalogue import Workspace
 from steptime._ops.table import op_table
 from steptime._program.program import Phase, Program
@@ -76,10 +77,12 @@ def peak_memory(
     the device. Data-parallel training rebuilds its gradient buckets after the first step, and the collectives of that step may
     still hold the former ones: `allocated` counts both. `device` is the one it runs on, the reference device if none.
     """
-    question = (tuple(outside_bytes), tuple(parameters), tuple(optimizer_state), batches, device or reference_device())
+    # Of the device, what ops take beside their arguments is all that counts: most devices differ in none of it.
+    beside = tuple(scratch(op_table(program), device or reference_device()))
+    question = (tuple(outside_bytes), tuple(parameters), tuple(optimizer_state), batches, beside)
     known: tuple[tuple[object, ...], PeakMemory, tuple[Storage, ...]] | None = program.derived.get(PeakMemory)
     if known is None or known[0] != question:
-        every = storages(program, question[-1])
+        every = storages_with(program, beside)
         known = program.derived[PeakMemory] = (question, _peak(program, every, *question[:-1]), every)
     _, result, every = known
     return result if program.repetition is None else _repeated(result, every, program.repetition, len(program.ops))
