@@ -197,7 +197,7 @@ def _explanation(console: Console, prediction: PredictedStep, nobody: str) -> No
         print_line(console, "Straggler", nobody)
     print_line(console, "Coverage", f"device time is {source_words(prediction.coverage)}", spaced=len(prediction.ranks) < 2)
     if prediction.first_step_ms is not None:
-        print_line(console, "First step", f"{time_ms(prediction.first_step_ms)} ms, from empty queues", spaced=False)
+        print_line(console, "First step", f"{step_words(prediction.first_step_ms)}, from empty queues", spaced=False)
     if prediction.memory["peak_bytes"] is not None:
         print_line(console, "Allocated", _memory(prediction.memory), spaced=False)
     print_warnings(console, [text for text in prediction.warnings if not text.startswith(DOES_NOT_FIT)])

@@ -77,7 +77,7 @@ def in_unit(*times_ms: float) -> tuple[str, ...]:
     """Times in the unit that fits the largest, and the unit."""
     if max(times_ms) < MANY_MS:
         return (*map(time_ms, times_ms), "ms")
-    return (*(f"{value / 1e3:,.0f}" if value >= 1e6 else f"{value / 1e3:.4g}" for value in times_ms), "s")
+    return (*(f"{value / 1e3:,.0f}" if value >= 1e6 else f"{value / 1e3:.2f}" for value in times_ms), "s")
 
 
 def rate(value: float) -> str:

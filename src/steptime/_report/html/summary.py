@@ -85,11 +85,11 @@ def short(verdict: Verdict, step_ms: float, span: str) -> Markup:
     """What does not fit: by how much, where, what fills it, what would help; and only then what it would take."""
     assert verdict.fit is not None
     where = "" if verdict.fit.rank is None else f" on rank {verdict.fit.rank}"
-    helps = tag("ul", *(tag("li", each) for each in verdict.helps), class_="helps") if verdict.helps else Markup()
+    helps = tag("ul", *(tag("li", held(each)) for each in verdict.helps), class_="helps") if verdict.helps else Markup()
     return tag(
         "div",
-        tag("p", tag("strong", f"Does not fit by {verdict.fit.short}"), tag("span", where, class_="unit"), class_="step"),
-        tag("p", f"It {verdict.fit.filled}."),
+        tag("p", tag("strong", held(f"Does not fit by {verdict.fit.short}")), tag("span", where, class_="unit"), class_="step"),
+        tag("p", held(f"It {verdict.fit.filled}.")),
         *((tag("h2", "What would help"), helps) if verdict.helps else ()),
         tag("p", f"With room it would take {step_words(step_ms)} per step ({span}).", class_="note"),
         class_="short",
@@ -176,7 +176,7 @@ def _result(prediction: PredictedStep) -> Iterator[tuple[str, str]]:
     if prediction.host_code_ms:
         yield HOST_CODE, f"{time_ms(prediction.host_code_ms)} ms"
     if prediction.first_step_ms is not None:
-        yield "From empty queues", f"{time_ms(prediction.first_step_ms)} ms"
+        yield "From empty queues", step_words(prediction.first_step_ms)
     straggler = prediction.straggler
     if straggler is not None:
         yield "Straggler", f"rank {straggler.rank}: others wait {time_ms(straggler.caused_ms)} ms for it"
