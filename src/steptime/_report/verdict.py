@@ -20,11 +20,11 @@ _BOUNDS = {"host-bound": "host", "GPU-bound": "GPU", "wire-bound": "wire", "powe
 _PEERS = "peers"
 _KNOWN = {
     KNOWN: "GPU measured, host not calibrated",
-    KNOWN_CALIBRATED: "GPU measured, machine calibrated",
+    KNOWN_CALIBRATED: "GPU measured, host calibrated or recorded",
     CARRIED: "GPU not measured: carried over from data sheets",
     CARRIED_CALIBRATED: "GPU not measured: carried over from data sheets, machine calibrated",
 }
-_AS_RECORDED, _AS_RUN = "as recorded, the range of its steps", "as recorded, without the profiler"
+_AS_RECORDED, _AS_RUN = "its own times, profiler included", "its own times, what the profiler cost taken out"
 # Shares of device time from which a guess or an extrapolation is part of how sure an answer is.
 _WORTH_SAYING = 0.01
 _MUCH_OUT_OF_RANGE = 0.05
@@ -77,13 +77,13 @@ class Certainty:
         interval: tuple[float, float],
         situation: str | None,
         *,
-        profiled: bool = False,
+        recorded: str = _AS_RUN,
         coverage: Mapping[str, float] | None = None,
     ) -> Certainty:
         """Of a step and its interval, in the same unit."""
         below, above = (max(1 - interval[0] / step, 0.0), max(interval[1] / step - 1, 0.0)) if step > 0 else (0.0, 0.0)
-        recorded = _AS_RECORDED if profiled else _AS_RUN
-        return cls(below, above, situation, "; ".join([_why(situation, recorded), *_doubts(coverage or {})]))
+        why = recorded if situation is None else _KNOWN.get(situation, situation)
+        return cls(below, above, situation, "; ".join([why, *_doubts(coverage or {})]))
 
     def to_dict(self) -> dict[str, Any]:
         """Its keys in JSON."""
@@ -95,10 +95,6 @@ class Certainty:
             "situation": self.situation,
             "text": self.text,
         }
-
-
-def _why(situation: str | None, recorded: str) -> str:
-    return recorded if situation is None else _KNOWN.get(situation, situation)
 
 
 def _doubts(coverage: Mapping[str, float]) -> Iterator[str]:
@@ -242,7 +238,7 @@ def verdict_of(prediction: PredictedStep) -> Verdict:
         prediction.step_time_ms,
         prediction.interval_ms,
         prediction.situation,
-        profiled=prediction.profiled,
+        recorded=_AS_RECORDED if prediction.profiled else _AS_RUN,
         coverage=prediction.coverage,
     )
     fit = Fit.of(prediction.memory)
