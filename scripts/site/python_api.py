@@ -67,7 +67,7 @@ def _function(name: str, call: Callable[..., Any], level: str) -> str:
 def _annotation(annotation: Any) -> str:
     if annotation is inspect.Signature.empty:
         return "None"
-    return str(getattr(annotation, "__name__", annotation)).replace("|", "&#124;") if annotation is not None else "None"
+    return str(getattr(annotation, "__name__", annotation)).replace("|", "\\|") if annotation is not None else "None"
 
 
 def _default(value: Any) -> str:

@@ -55,3 +55,8 @@ def test_every_public_name_is_on_the_page_of_python() -> None:
         for name in steptime.__all__
         if name != "__version__" and f"`steptime.{name}`" not in page and f"| `{name}` |" not in page
     ] == []
+
+
+def test_every_key_of_an_answer_has_a_meaning() -> None:
+    page = script("answers").page()
+    assert [line for line in page.splitlines() if line.startswith("| `") and line.rstrip().endswith("|  |")] == []
