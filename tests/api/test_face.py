@@ -167,7 +167,7 @@ def test_answers_keep_to_the_schema(name: str) -> None:
 
 def test_the_schema_names_every_answer() -> None:
     named = {each["$ref"].rpartition("/")[2] for each in answers_schema()["anyOf"]}
-    assert named == {"predict", "replay", "shard", "sweep", "compare", "whatif", "diff"}
+    assert named == {"predict", "replay", "shard", "sweep", "compare", "whatif", "diff", "plan"}
     assert wrong_in({"schema_version": 1}, "predict")
 
 
