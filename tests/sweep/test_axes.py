@@ -15,11 +15,12 @@ from steptime._sweep.axes import (
     Point,
     listed,
     named_variant,
-    numbers,
     points_of,
+    quantities,
     setting_axis,
     whole_numbers,
 )
+from steptime._units import POWER
 from steptime.errors import InputError
 
 
@@ -66,6 +67,10 @@ def test_values_of_a_key(text: str, key: str, values: list[Any]) -> None:
     assert [type(each) for each in found[1]] == [type(each) for each in values]
 
 
+def test_watts_have_units_and_ranges() -> None:
+    assert quantities("--power-cap", "300:700:200,0.35kW,400W", POWER) == [300, 500, 700, 350, 400]
+
+
 def test_variants_have_a_name_and_settings() -> None:
     assert named_variant("ddp:") == ("ddp", {})
     assert named_variant("tp 8: parallel.tensor=8, parallel.sequence=true") == (
@@ -96,8 +101,8 @@ _PIECES = (
 def test_any_text_is_values_or_one_line() -> None:
     draws = random.Random(21)
     readers: tuple[Callable[[str], Any], ...] = (
-        lambda text: whole_numbers("--batch", text), lambda text: numbers("--power-cap", text), setting_axis, named_variant,
-        parsed, lambda text: listed(text, "--platform"),
+        lambda text: whole_numbers("--batch", text), lambda text: quantities("--power-cap", text, POWER), setting_axis,
+        named_variant, parsed, lambda text: listed(text, "--platform"),
     )  # fmt: skip
     refused = 0
     for _ in range(3000):

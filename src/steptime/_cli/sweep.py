@@ -107,7 +107,8 @@ def sweep(
     from steptime._api.sweep import sweep as swept
     from steptime._files import refuse_overwriting
     from steptime._report.sweep_text import print_sweep
-    from steptime._sweep.axes import listed, numbers, whole_numbers
+    from steptime._sweep.axes import listed, quantities, whole_numbers
+    from steptime._units import POWER
 
     def several(option: str, text: str | None) -> list[str] | None:
         return None if text is None else listed(text, option)
@@ -130,7 +131,7 @@ def sweep(
             device=several("--device", device),
             host=several("--host", host),
             fabric=several("--fabric", fabric),
-            power_cap_w=None if power_cap is None else numbers("--power-cap", power_cap),
+            power_cap_w=None if power_cap is None else quantities("--power-cap", power_cap, POWER),
             lookups=several("--lookups", lookups),
             calibration=several("--calibration", calibration),
             what_if=what_if,
@@ -182,17 +183,17 @@ def _variants(given: Sequence[str] | None) -> dict[str, dict[str, Any]]:
 
 def _price(text: str | None) -> float | dict[str, float] | None:
     """A number, or one of every platform."""
-    from steptime._sweep.axes import listed, numbers
+    from steptime._cli.quantities import quantity
+    from steptime._sweep.axes import listed
+    from steptime._units import PRICE
 
     if text is None:
         return None
+    amount_of = quantity("--price", PRICE)
     if "=" not in text:
-        found = numbers("--price", text)
-        if len(found) > 1:
-            raise InputError(f"--price {text}: expected one number, or NAME=NUMBER of every platform with commas between")
-        return found[0]
+        return amount_of(text.strip())
     pairs = [each.rpartition("=") for each in listed(text, "--price")]
-    return {name.strip(): numbers("--price", amount)[0] for name, _, amount in pairs}
+    return {name.strip(): amount_of(amount.strip()) for name, _, amount in pairs}
 
 
 @contextmanager

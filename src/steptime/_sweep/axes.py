@@ -11,6 +11,7 @@ from typing import Any
 
 from steptime._build.config_values import shortened
 from steptime._build.settings import parsed, value_of
+from steptime._units import Dimension
 from steptime.errors import InputError
 
 MOST_POINTS = 100_000
@@ -70,21 +71,12 @@ def whole_numbers(option: str, text: str) -> list[int]:
     return list(dict.fromkeys(values))
 
 
-def numbers(option: str, text: str) -> list[float]:
-    """Numbers between commas, and ranges of whole ones."""
+def quantities(option: str, text: str, dimension: Dimension) -> list[float]:
+    """Quantities between commas, with or without units, and ranges of whole ones."""
     values: list[float] = []
     for each in listed(text, option):
         span = _ranged(each, option)
-        if span is not None:
-            values += span
-            continue
-        try:
-            value = float(each)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
-            raise InputError(f"{option} {shortened(text)}: {shortened(each)} is no number, nor a range as 300:700:100")
-        values.append(value)
+        values += [dimension.parse(each, option)] if span is None else span
     return list(dict.fromkeys(values))
 
 

@@ -18,6 +18,7 @@ from tests.program.small_traces import small_kineto
 from tests.support.mutated import written_json
 from typer.models import OptionInfo
 
+from steptime._cli import compare as compare_command
 from steptime._cli import plan as plan_command
 from steptime._cli import platforms, shard, steps, whatif
 from steptime._cli import sweep as sweep_command
@@ -58,6 +59,7 @@ _BASES: tuple[tuple[Callable[..., None], tuple[tuple[str, ...], ...]], ...] = (
     (steps.replay, (("rank0.json",),)),
     (steps.inspect, (("rank0.json",), ("missing.json",), ("gpt.toml",))),
     (sweep_command.sweep, (("model.toml", *_PLATFORM), ("gpt.toml", "--platform", "8xh200-nvlink,1xh200", "--batch", "32,64"))),
+    (compare_command.compare, (("model.toml", "model.toml", *_PLATFORM), ("rank0.json", "rank0.json"), ("gpt.toml", "x.json"))),
     (shard.shard, (("task.toml", *_PLATFORM, "--evaluations", "20"), ("task.toml", *_PLATFORM, "--evaluate", "plan.json"))),
     (plan_command.plan, (("gpt.toml", "--platform", "8xh200-nvlink", "--gpus", "2"),)),
     (whatif.whatif, (("rank0.json",), ("model.toml", *_PLATFORM))),
