@@ -49,6 +49,11 @@ def test_ranks_that_do_the_same_at_the_same_times_are_drawn_once() -> None:
     assert "0-3" in found.texts["th"]
 
 
+def test_a_page_of_many_equal_ranks_is_as_small_as_that_of_few() -> None:
+    few, many = (len(page(predicted(simulate([cohort(program(0, ranks), tuple(range(ranks)))])))) for ranks in (8, 1024))
+    assert many < 1.02 * few
+
+
 def test_the_critical_path_of_a_rank_lies_on_the_one_that_is_drawn_for_it() -> None:
     timeline = simulate([cohort(program(0, 2), (0, 1))])
     path = critical_path(timeline)

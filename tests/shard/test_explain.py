@@ -85,6 +85,22 @@ def test_given_plans_come_fastest_first_with_the_searched_steps() -> None:
     assert evaluated_document(TASK, plans)["plans"][0]["name"] == "best"
 
 
+def test_given_plans_that_do_not_fit_come_last() -> None:
+    found, _ = answered()
+    together = Plan.from_dict({table.name: [0] for table in TASK.tables}, TASK.tables, 4)
+    given = {"together": together, "best": found.best.plan}
+
+    def limited(nbytes: int) -> Task:
+        return replace(TASK, constraints=replace(TASK.constraints, memory_bytes=nbytes))
+
+    used = {plan.name: plan.fullest_bytes for plan in evaluated(limited(1 << 40), PLATFORM, given)}
+    assert used["best"] < used["together"]
+    tight = limited(sum(used.values()) // 2)
+    plans = evaluated(tight, PLATFORM, given)
+    assert [(plan.name, plan.fits) for plan in plans] == [("best", True), ("together", False)]
+    assert evaluated_document(tight, plans)["plans"][1]["verdict"]["short_bytes"] > 0
+
+
 def test_the_page_escapes_names_and_needs_no_network() -> None:
     found, why = answered()
     named = replace(PLATFORM, parts=replace(PLATFORM.parts, name="<script>alert(1)</script>"))

@@ -50,7 +50,7 @@ def plans_in(path: Path, task: Task) -> dict[str, Plan]:
 def evaluated(
     task: Task, platform: Platform, plans: Mapping[str, Plan], calibration: Calibration = UNCALIBRATED
 ) -> list[GivenPlan]:
-    """The plans, fastest first; those that divide tables alike are evaluated together."""
+    """The plans, those that fit first, then the fastest; those that divide tables alike are evaluated together."""
     alike: dict[Division, list[tuple[str, Sequence[int]]]] = {}
     for name, plan in plans.items():
         division, owners = plan.divided(task.tables)
@@ -70,6 +70,6 @@ def evaluated(
             fullest = int(np.argmax(held))
             nbytes = int(held[fullest])
             results.append(GivenPlan(name, plans[name], step, fullest, nbytes, nbytes <= memory.limit))
-    results.sort(key=lambda plan: (plan.step_ns, plan.name))
+    results.sort(key=lambda plan: (not plan.fits, plan.step_ns, plan.name))
     shown = (replace(plan, why=why_of(PlacedShards(task, evaluator, plan.plan))) for plan in results[:_EXPLAINED])
     return [*shown, *results[_EXPLAINED:]]

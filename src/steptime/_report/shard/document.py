@@ -66,7 +66,7 @@ def _days(days: Days) -> dict[str, Any]:
 
 
 def evaluated_document(task: Task, plans: Sequence[GivenPlan]) -> Document:
-    """What `--evaluate` writes: the given plans, fastest first."""
+    """What `--evaluate` writes: the given plans, those that fit first, then the fastest."""
     return {
         "schema_version": SCHEMA_VERSION,
         "task": task.model.name,

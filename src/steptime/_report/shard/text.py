@@ -109,7 +109,7 @@ def _ranks_and_reasons(console: Console, why: PlanReasons) -> None:
 
 
 def print_evaluated(console: Console, task: Task, platform: str, plans: Sequence[GivenPlan]) -> None:
-    """Given plans, fastest first."""
+    """Given plans, those that fit first, then the fastest."""
     _header(console, task, platform)
     print_section(console, "Plans", "ms per step")
     best = plans[0].step_ns
@@ -119,7 +119,7 @@ def print_evaluated(console: Console, task: Task, platform: str, plans: Sequence
             time_ms(ms(plan.step_ns)),
             _more(plan.step_ns, best),
             size_words(plan.fullest_bytes),
-            "yes" if plan.fits else "no",
+            "yes" if plan.fits else Text("no", style="bold red"),
         )
         for plan in plans
     ]
