@@ -13,6 +13,7 @@ from tests.explore.asked import CONFIGS, subject_of
 from steptime import predict
 from steptime._api.read import read
 from steptime._cli.app import run
+from steptime._explore.answer import answered
 from steptime._explore.controls import SET
 from steptime._explore.files import config_text
 from steptime._explore.subject import Subject
@@ -85,6 +86,15 @@ def test_a_rule_may_replace_a_plan_and_a_list_of_tables_has_no_keys(tmp_path: Pa
         lists.checked({"set.rule": "naive"})
     with pytest.raises(InputError, match="list of tables"):
         config_text(lists, {})
+
+
+def test_what_does_not_fit_is_answered_at_once_and_helped_afterwards() -> None:
+    values = {"batch": 1 << 14}
+    at_once, helped = (json.loads(answered(subject_of(*GPT), form, values)) for form in ("predict", "helps"))
+    assert at_once["answer"]["memory"]["fits"] is False and "gradient_accumulation" not in at_once["sections"]["summary"]
+    assert "gradient_accumulation" in helped["summary"]
+    subject = subject_of(*GPT)
+    assert subject.predicted(values, helps=False).step_time_ms == subject.predicted(values).step_time_ms
 
 
 def test_a_recording_can_be_moved_to_a_platform_and_not_changed() -> None:

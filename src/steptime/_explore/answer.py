@@ -23,7 +23,7 @@ from steptime._report.json import dumps
 from steptime._sim.explain.critical_path import critical_path
 from steptime.errors import SteptimeError
 
-PREDICT, SUGGEST = "predict", "suggest"
+PREDICT, SUGGEST, HELPS = "predict", "suggest", "helps"
 COMPARE, COMPARISON = "compare", "comparison"
 """Variants side by side: as the page shows them, and as a page of their own."""
 
@@ -60,7 +60,9 @@ def _answered(subject: Subject, form: str, values: Values) -> bytes:
         return _encoded(
             {"changes": [{key: each[key] for key in ("change", "saves_ms", "share", "meaning")} for each in changes]}
         )
-    prediction = subject.predicted(values)
+    if form == HELPS:
+        return _encoded({"summary": summary(subject.predicted(values))})
+    prediction = subject.predicted(values, helps=form != PREDICT)
     if form == "json":
         return dumps(prediction.to_dict()).encode()
     if form == "html":

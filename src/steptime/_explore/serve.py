@@ -28,7 +28,7 @@ _LEAST_TOKEN = 16
 
 def serve(subject: Subject, *, port: int = PORT, browser: bool = True, say: Callable[[str], None] = print) -> None:
     """Serves until interrupted; `say` is told the address."""
-    subject.predicted({})  # what cannot be predicted at all is said here, not in a page
+    subject.predicted({}, helps=False)  # what cannot be predicted at all is said here, not in a page
     first = answered(subject, PREDICT, {})
     listening = listen(port)
     taken: int = listening.getsockname()[1]

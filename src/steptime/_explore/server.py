@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from steptime import __version__
-from steptime._explore.answer import COMPARE, COMPARISON, EXPORTS, PREDICT, SUGGEST
+from steptime._explore.answer import COMPARE, COMPARISON, EXPORTS, HELPS, PREDICT, SUGGEST
 from steptime._explore.guard import Guard
 from steptime._explore.subject import Subject
 from steptime._explore.workers import BusyError, EndedError, SupersededError, Workers
@@ -24,7 +24,7 @@ from steptime._report.html.markup import page_part
 # The page's own timeline: reading, drawing and pointing at it; only what surrounds it is another one.
 _TIMELINE = ("data.js", "view.js", "colours.js", "draw.js", "search.js", "details.js")
 _LONGEST_PAGE, _MOST_NEAR = 64, 4
-_FORMS = (PREDICT, COMPARE, SUGGEST, *EXPORTS)
+_FORMS = (PREDICT, COMPARE, SUGGEST, HELPS, *EXPORTS)
 _TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
 
 

@@ -112,15 +112,30 @@ class Subject:
         """The values that differ from those to begin with."""
         return {name: value for name, value in values.items() if value != self.controls[name].value}
 
-    def predicted(self, given: Values) -> Prediction:
-        """The prediction with these values; `InputError` where there is none. The last ones are kept, to compare and export."""
+    def predicted(self, given: Values, *, helps: bool = True) -> Prediction:
+        """The prediction with these values; `InputError` where there is none. The last ones are kept, to compare and export.
+
+        Without `helps`, what would make a step fit that does not is not tried, which takes several times as long as predicting.
+        """
         values = self.checked(given)
-        key = (repr(values),)
+        key, quick = ((repr(values), each) for each in (helps, False))
+        if quick in self._last and self._last[quick].memory.get("fits") is not False:
+            return self._last[quick]
         if key not in self._last:
-            prediction = self._predicted(values)
+            prediction = self._predicted(values, helps=helps)
             _forget(self._last)
             self._last[key] = prediction
         return self._last[key]
+
+    def _predicted(self, values: Values, *, helps: bool) -> Prediction:
+        workload, changes = self.built(values), changes_of(values)
+        if not helps and not any("batch" in change.lower() for change in changes):  # another batch is built anew
+            workload = replace(workload, rebuild=None)
+        options: dict[str, Any] = {"what_if": changes, "price": values["price"], "host": values["host"]}
+        options |= {"power_cap_w": values["power_cap_w"], "calibration": self.calibration}
+        if values["platform"] == AS_RECORDED:
+            return predict(workload, device=values["device"], fabric=values["fabric"], **options)
+        return predict(workload, self._machine(values["platform"], workload.world_size, values), **options)
 
     def suggested(self, given: Values) -> Suggestions:
         """The changes that would save most of a variant, whatever changes it has already."""
@@ -139,20 +154,12 @@ class Subject:
             raise InputError(f"{len(variants)} variants; expected 2 to {MOST_COMPARED} to compare")
         items = []
         for given in variants:
-            prediction = self.predicted(given)
+            prediction = self.predicted(given, helps=False)
             settings = {name.removeprefix(SET): value for name, value in self.changed(self.checked(given)).items()}
             items.append(Item(settings, prediction.to_dict(), source=self.workload.name or "workload", step=prediction))
         steps = [each.step for each in items if each.step is not None]
         both = Compared(difference(*steps)) if len(steps) == 2 else None
         return Comparison(tuple(items), both)
-
-    def _predicted(self, values: Values) -> Prediction:
-        workload = self.built(values)
-        options: dict[str, Any] = {"what_if": changes_of(values), "price": values["price"], "host": values["host"]}
-        options |= {"power_cap_w": values["power_cap_w"], "calibration": self.calibration}
-        if values["platform"] == AS_RECORDED:
-            return predict(workload, device=values["device"], fabric=values["fabric"], **options)
-        return predict(workload, self._machine(values["platform"], workload.world_size, values), **options)
 
     def built(self, values: Values) -> Workload:
         """The workload with checked values."""

@@ -72,9 +72,16 @@ function answer(given, question, more) {
   byId("status").textContent = "";
   // For benchmarks/explore_latency.py: from the change to the first frame that may show its answer.
   requestAnimationFrame(() => performance.measure("answered", { start: question.at, end: performance.now(), detail: given.took }));
+  if (given.answer.memory?.fits === false) return void helps(question.values);
   connection.expect(question.values, last);
   clearTimeout(spokenTimer);
   spokenTimer = setTimeout(() => speak(given.answer), SPOKEN);
+}
+
+/** What would make it fit is tried, which takes a while, and said once it is known. */
+async function helps(values) {
+  const { summary } = await connection.said("helps", values);
+  if (summary && shown.values === values) fill("summary", summary);
 }
 
 /** By how much a step is another one than to begin with; of another batch, what that means for samples. */
