@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ _SIGNED = "error"  # what so ends is one
 # One number of an input changed by up to so much may move the step by so much without a word.
 NEARBY, MOVES = 0.02, 0.05
 _LONGEST_STEP_MS = 1e12
+_NUMBER = re.compile(r"-?\d[\d.,]*")
 
 
 def judged(code: int, out: str, err: str, *, is_json: bool, reports: bool = False) -> str:
@@ -96,9 +98,14 @@ def steps(answer: Any) -> Iterator[float]:
             yield each["step_time_ms"]
 
 
+def _said(answer: Any) -> set[str]:
+    """What an answer warns of, whatever numbers it gives."""
+    return {_NUMBER.sub("", warning) for warning in answer.get("warnings", ())}
+
+
 def compared(before: Any, after: Any) -> None:
     """A small change moves a step by little, or a warning that was not there before says why."""
-    if set(before.get("warnings", ())) != set(after.get("warnings", ())):
+    if _said(before) != _said(after):
         return
     for old, new in zip(steps(before), steps(after), strict=True):
         ratio = new / old if old else 1.0

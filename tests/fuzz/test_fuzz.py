@@ -83,6 +83,8 @@ def test_words_in_the_wrong_place_are_found() -> None:
 def test_a_step_that_jumps_without_a_word_is_found() -> None:
     with pytest.raises(AssertionError):
         compared({"step_time_ms": 1.0, "warnings": []}, {"step_time_ms": 1.1, "warnings": []})
+    with pytest.raises(AssertionError):
+        compared({"step_time_ms": 1.0, "warnings": ["0.2 %"]}, {"step_time_ms": 1.1, "warnings": ["0.3 %"]})
     compared({"step_time_ms": 1.0, "warnings": []}, {"step_time_ms": 1.1, "warnings": ["another tile"]})
     compared({"step_time_ms": 1.0, "warnings": []}, {"step_time_ms": 1.04, "warnings": []})
 

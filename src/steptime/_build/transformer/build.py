@@ -18,6 +18,11 @@ from steptime._build.transformer.weights import Weights
 from steptime._program.program import Program
 from steptime._program.workload import Description, Workload
 
+# What tensor cores read at once: cuBLAS takes its fastest kernels where rows begin at multiples of it (NVIDIA, "Matrix
+# Multiplication Background User's Guide", section 2).
+_ALIGNED_BYTES = 16
+_BITS = {"fp32": 32, "tf32": 32, "fp8": 8, "mxfp8": 8, "nvfp4": 4}
+
 _Sets = tuple[tuple[int, ...], ...]
 
 
@@ -40,7 +45,8 @@ def build(config: Transformer) -> Workload:
 
 
 def _assumed(config: Transformer) -> Iterator[str]:
-    """What a config leaves open and the program settles."""
+    """What a config leaves open and the program settles, and sizes that cost more than their neighbours."""
+    yield from _unaligned(config)
     if config.experts.count:
         load = config.experts.imbalance
         shared = "all get as many tokens" if load == 1 else f"the busiest rank gets {load:g} times the mean of tokens"
@@ -48,6 +54,24 @@ def _assumed(config: Transformer) -> Iterator[str]:
             yield f"experts: every one gets {config.experts.capacity:g} times the mean of tokens (experts.capacity)"
             return
         yield f"experts: {shared} (experts.imbalance), and all experts of a rank as many"
+
+
+def _unaligned(config: Transformer) -> Iterator[str]:
+    """Rows of matrices that begin at no multiple of 16 bytes: products then take kernels that are far slower."""
+    multiple = _ALIGNED_BYTES * 8 // _BITS.get(config.precision, 16)
+    parts = config.parallel.tensor
+    sizes = {"width": config.width, "heads": config.heads * config.head_size // parts, "feed_forward": config.inner // parts}
+    if config.experts.count:
+        sizes["the experts' width"] = config.expert_inner // max(config.parallel.expert_tensor, 1)
+    if config.attention == "unfused":
+        sizes["sequence"] = config.sequence // config.parallel.context
+    for name, size in sizes.items():
+        if size % multiple:
+            near = f"{size // multiple * multiple} or {-(-size // multiple) * multiple}"
+            yield (
+                f"{name}: {size} elements on a rank are no multiple of {multiple}, as {config.precision} needs for its fastest "
+                f"kernels; {near} can be far faster"
+            )
 
 
 def _programs(config: Transformer, groups: dict[str, _Sets]) -> tuple[Program, ...]:
