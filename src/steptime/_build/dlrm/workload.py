@@ -54,6 +54,7 @@ def dlrm_workload(model: Dlrm, ranks: int = 1, plan: Plan | Mapping[str, Any] | 
         plan = Plan.from_dict(plan, model.tables, ranks, f"{model.name}: the plan")
     check_kinds(model, plan)
     warnings += _unmeasured(model, plan)
+    warnings += _above_a_tile(model)
     tables = [_RankTables.of(model, plan, rank, owned) for rank, owned in enumerate(plan.split(model.tables))]
     nodes = _nodes(model, plan)
     programs, owners = _programs(model, tables, nodes)
@@ -262,6 +263,20 @@ def _unnamed(model: Dlrm, ranks: Sequence[_RankTables]) -> dict[int, UnnamedMemo
 def _memory(model: Dlrm, groups: Sequence[Sequence[_Held]]) -> UnnamedMemory:
     states = [sum(state_bytes(held.lookups.rows, held.lookups.dim, model.optimizer) for held in item) for item in groups]
     return UnnamedMemory(tuple(sum(held.nbytes for held in item) for item in groups), tuple(states) if any(states) else ())
+
+
+# Columns of a product that a block of threads computes together (NVIDIA, "Matrix Multiplication Background User's Guide", on
+# tile quantization); of a wide layer one more tile counts, where it is nearly empty.
+_TILE, _WIDE, _LITTLE = 128, 500, 0.02
+
+
+def _above_a_tile(model: Dlrm) -> Iterator[str]:
+    """Layers a little wider than whole tiles of a product, whose last tile is nearly empty."""
+    for name, widths in (("bottom", model.bottom), ("top", model.top)):
+        for width in widths:
+            over = width % _TILE
+            if width > _WIDE and 0 < over <= _LITTLE * width:
+                yield f"{name}: {width} is just above {width - over}, whole tiles of {_TILE}: that layer can take a tile's time more"
 
 
 def _scaling_warnings(model: Dlrm) -> list[str]:
