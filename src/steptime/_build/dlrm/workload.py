@@ -276,7 +276,8 @@ def _above_a_tile(model: Dlrm) -> Iterator[str]:
         for width in widths:
             over = width % _TILE
             if width > _WIDE and 0 < over <= _LITTLE * width:
-                yield f"{name}: {width} is just above {width - over}, whole tiles of {_TILE}: that layer can take a tile's time more"
+                whole = f"{width - over}, whole tiles of {_TILE}"
+                yield f"{name}: {width} is just above {whole}: that layer can take a tile's time more"
 
 
 def _scaling_warnings(model: Dlrm) -> list[str]:
