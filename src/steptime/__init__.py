@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from steptime._program.program import Program
     from steptime._program.workload import Workload
     from steptime._report.answers import Prediction, Replayed, Sharding
-    from steptime._report.compare import Comparison
+    from steptime._report.compare import ComparedAnswers
     from steptime._report.diff import Compared
     from steptime._report.plan import Planned
     from steptime._report.sweep import Predictions
@@ -37,7 +37,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "Calibration": "steptime._platforms.calibration:Calibration",
     "Compared": "steptime._report.diff:Compared",
-    "Comparison": "steptime._report.compare:Comparison",
+    "ComparedAnswers": "steptime._report.compare:ComparedAnswers",
     "Planned": "steptime._report.plan:Planned",
     "Platform": "steptime._platforms.platform:Platform",
     "Prediction": "steptime._report.answers:Prediction",
@@ -71,7 +71,7 @@ _DEPRECATED = {
 __all__ = [
     "Calibration",
     "Compared",
-    "Comparison",
+    "ComparedAnswers",
     "DeadlockError",
     "InputError",
     "Planned",

@@ -12,7 +12,7 @@ import pytest
 from steptime._build.settings import parsed
 from steptime._sweep.axes import (
     MOST_POINTS,
-    Point,
+    SweepPoint,
     listed,
     named_variant,
     points_of,
@@ -83,8 +83,8 @@ def test_variants_have_a_name_and_settings() -> None:
 def test_points_are_all_combinations_in_order() -> None:
     found = points_of({"a": [1, 2], "b": ["x", "y"]}, {"one": {}, "two": {"c": 3}})
     assert len(found) == 8
-    assert found[0] == Point({"a": 1, "b": "x", "variant": "one"})
-    assert found[-1] == Point({"a": 2, "b": "y", "variant": "two", "c": 3})
+    assert found[0] == SweepPoint({"a": 1, "b": "x", "variant": "one"})
+    assert found[-1] == SweepPoint({"a": 2, "b": "y", "variant": "two", "c": 3})
     with pytest.raises(InputError, match="a is given for all variants and again in variant 'two'"):
         points_of({"a": [1]}, {"two": {"a": 2}})
     with pytest.raises(InputError, match="combinations; expected"):

@@ -15,7 +15,7 @@ from steptime._platforms.calibration import Calibration
 from steptime._platforms.platform import Platform
 from steptime._program.workload import Workload
 from steptime._report.answers import Prediction
-from steptime._report.compare import Comparison, Item
+from steptime._report.compare import ComparedAnswers, Item
 from steptime._report.diff import Compared
 from steptime._report.json import Document
 from steptime._report.sweep import Predictions
@@ -36,12 +36,12 @@ def compare(
     calibration: str | Path | Calibration | None = None,
     profiled: bool = False,
     price: float | None = None,
-) -> Comparison:
+) -> ComparedAnswers:
     """Compare answers: predictions, sweeps, their JSON (`predict --json`, `sweep --json`), or anything that `predict` takes.
 
     What was not predicted yet is: as recorded, or on `platform`, on each of several. Differences are to the first; errors that
     two answers about the same machine share (its clock, its card, kernels of a kind) cancel. Two steps that were not read from
-    JSON are attributed too: `Comparison.diff` is what `diff` says.
+    JSON are attributed too: `ComparedAnswers.diff` is what `diff` says.
     """
     machines = [platform] if platform is None or isinstance(platform, str | Path | Platform) else list(platform)
     items: list[Item] = []
@@ -55,7 +55,7 @@ def compare(
     both = None
     if len(steps) == 2 and steps[0] is not None and steps[1] is not None:
         both = Compared(difference(steps[0], steps[1]))
-    return Comparison(tuple(items), both)
+    return ComparedAnswers(tuple(items), both)
 
 
 def _items(

@@ -19,9 +19,9 @@ from steptime._platforms.platform import Platform, platform_parts
 from steptime._program.workload import Workload
 from steptime._report.answers import Prediction
 from steptime._report.json import Document
-from steptime._report.sweep import LeftOut, Predictions, SweepVariant
+from steptime._report.sweep import LeftOutVariant, Predictions, SweepVariant
 from steptime._sweep import journal as journals
-from steptime._sweep.axes import VARIANT, Point, points_of
+from steptime._sweep.axes import VARIANT, SweepPoint, points_of
 from steptime._sweep.journal import Journal
 from steptime._sweep.workers import run
 from steptime.errors import InputError
@@ -145,11 +145,11 @@ class _Job:
         """Without what is shared: whoever gets the job builds their own."""
         return {**vars(self), "_last": None, "_machines": {}}
 
-    def __call__(self, points: Sequence[Point]) -> list[Document | str]:
+    def __call__(self, points: Sequence[SweepPoint]) -> list[Document | str]:
         """The answers, or why there is none."""
         return [self._result(point) for point in points]
 
-    def _result(self, point: Point) -> Document | str:
+    def _result(self, point: SweepPoint) -> Document | str:
         self._done += 1
         if self._done % _COLLECTED_EVERY == 0:
             gc.collect()
@@ -159,7 +159,7 @@ class _Job:
             return str(error)
         return answer.to_dict()
 
-    def prediction(self, point: Point) -> Prediction:
+    def prediction(self, point: SweepPoint) -> Prediction:
         """The whole answer."""
         options = self.options(point)
         workload = self._workload(point)
@@ -182,18 +182,18 @@ class _Job:
             price=price,
         )
 
-    def options(self, point: Point) -> dict[str, Any]:
+    def options(self, point: SweepPoint) -> dict[str, Any]:
         """The options of `predict`, with what was given as an object in place of its name."""
         return {name: self.objects.get((name, str(value)), value) for name, value in point.settings.items() if name in OPTIONS}
 
-    def shared(self, point: Point) -> str:
+    def shared(self, point: SweepPoint) -> str:
         """What a workload is built from, in one text."""
         options = self.options(point)
         keys = {key: value for key, value in point.settings.items() if key not in (*OPTIONS, VARIANT) or key in _OF_WORKLOAD}
         ranks = platform_ranks(options["platform"]) if self.config is not None and "ranks" not in keys else None
         return json.dumps([keys, ranks], sort_keys=True, default=str)
 
-    def _workload(self, point: Point) -> Workload:
+    def _workload(self, point: SweepPoint) -> Workload:
         key, last = self.shared(point), self._last
         if last is not None and last[0] == key:
             return last[1]
@@ -228,7 +228,7 @@ class _Job:
 class _Kept:
     """Finished variants in a journal, where there is one."""
 
-    def __init__(self, job: _Job, points: Sequence[Point], path: str | Path | None) -> None:
+    def __init__(self, job: _Job, points: Sequence[SweepPoint], path: str | Path | None) -> None:
         self.journal = None if path is None else Journal(Path(path))
         self.keys = [] if self.journal is None else list(_keys(job, points))
 
@@ -249,7 +249,7 @@ class _Kept:
             self.journal.add(self.keys[at], result)
 
 
-def _keys(job: _Job, points: Sequence[Point]) -> Iterator[str]:
+def _keys(job: _Job, points: Sequence[SweepPoint]) -> Iterator[str]:
     """Per point a digest of all that its answer depends on."""
     if job.config is None or job.objects:
         raise InputError("a journal goes with a config and with names or files: what else a sweep is of, no file tells")
@@ -263,7 +263,7 @@ def _keys(job: _Job, points: Sequence[Point]) -> Iterator[str]:
         yield journals.digest(common, point.settings, price, [of_files[str(path)] for path in named])
 
 
-def _files_of(point: Point) -> Iterator[Path]:
+def _files_of(point: SweepPoint) -> Iterator[Path]:
     """Files that options of a point name, those of a platform's parts too."""
     texts = [str(value) for name, value in point.settings.items() if name in OPTIONS and isinstance(value, str)]
     if Path(str(point.settings["platform"])).exists():
@@ -339,7 +339,7 @@ def _prices(price: float | Mapping[str, float] | None, platforms: Sequence[str])
     return {name: float(price[name]) for name in platforms}
 
 
-def _groups(job: _Job, points: Sequence[Point], left: Sequence[int]) -> list[list[int]]:
+def _groups(job: _Job, points: Sequence[SweepPoint], left: Sequence[int]) -> list[list[int]]:
     """Places of points that share a workload, together."""
     groups: dict[str, list[int]] = {}
     for at in left:
@@ -351,14 +351,14 @@ def _groups(job: _Job, points: Sequence[Point], left: Sequence[int]) -> list[lis
     return list(groups.values())
 
 
-def _collected(job: _Job, points: Sequence[Point], results: Sequence[Document | str | None]) -> Predictions:
+def _collected(job: _Job, points: Sequence[SweepPoint], results: Sequence[Document | str | None]) -> Predictions:
     variants: list[SweepVariant] = []
-    left_out: list[LeftOut] = []
+    left_out: list[LeftOutVariant] = []
     for point, result in zip(points, results, strict=True):
         if isinstance(result, dict):
             variants.append(SweepVariant(point.settings, result, _Again(job, point)))
         else:
-            left_out.append(LeftOut(point.settings, str(result)))
+            left_out.append(LeftOutVariant(point.settings, str(result)))
     if not variants:
         raise InputError(left_out[0].reason)
     return Predictions(tuple(variants), tuple(left_out))
@@ -369,7 +369,7 @@ class _Again:
     """Predicts a variant once more, for its timeline."""
 
     job: _Job
-    point: Point
+    point: SweepPoint
 
     def __call__(self) -> Prediction:
         return self.job.prediction(self.point)

@@ -103,7 +103,7 @@ class Item(SweepVariant):
 
 
 @dataclass(frozen=True)
-class Difference:
+class AgainstFirst:
     """One answer against the first: how many times as long it takes for the same work, and how sure that is."""
 
     ratio: float
@@ -122,7 +122,7 @@ class Difference:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison:
+class ComparedAnswers:
     """Answers side by side; differences are to the first."""
 
     items: tuple[Item, ...]
@@ -130,7 +130,7 @@ class Comparison:
 
     def __repr__(self) -> str:
         fastest = max(range(len(self.items)), key=lambda at: self.items[at].speed)
-        return f"<Comparison of {len(self.items)}: fastest is {self.names[fastest]}>"
+        return f"<ComparedAnswers of {len(self.items)}: fastest is {self.names[fastest]}>"
 
     @cached_property
     def per_sample(self) -> bool:
@@ -158,14 +158,14 @@ class Comparison:
         return [f"{name} ({names[: at + 1].count(name)})" if names.count(name) > 1 else name for at, name in enumerate(names)]
 
     @cached_property
-    def differences(self) -> tuple[Difference, ...]:
+    def differences(self) -> tuple[AgainstFirst, ...]:
         """Of each item to the first."""
         amounts = [float(each.document["batch"]) if self.per_sample else 1.0 for each in self.items]
         times = [each.step_time_ms / amount for each, amount in zip(self.items, amounts, strict=True)]
         draws = [each.draws() / amount for each, amount in zip(self.items, amounts, strict=True)]
         found = ratios(times, draws, [each.own_error for each in self.items])
         return tuple(
-            Difference(time / times[0], (min(low, time / times[0]), max(high, time / times[0])), shorter)
+            AgainstFirst(time / times[0], (min(low, time / times[0]), max(high, time / times[0])), shorter)
             for time, (low, high, shorter) in zip(times, found, strict=True)
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from steptime._report.compare import Comparison, Difference
+from steptime._report.compare import AgainstFirst, ComparedAnswers
 from steptime._report.cost import money
 from steptime._report.diff import diff_sections, print_parts
 from steptime._report.html.markup import Markup, table, tag
@@ -23,7 +23,7 @@ _VALUE_AT_MOST = 36
 _UNSURE = "?"
 
 
-def print_comparison(console: Console, answer: Comparison) -> None:
+def print_comparison(console: Console, answer: ComparedAnswers) -> None:
     """All of it: the verdict, the numbers, what differs, and for two why."""
     print_heading(console, "compare", f"{len(answer.items):,} answers")
     print_line(console, "Verdict", verdict_words(answer), style="bold")
@@ -40,7 +40,7 @@ def print_comparison(console: Console, answer: Comparison) -> None:
     print_warnings(console, _warnings(answer))
 
 
-def verdict_words(answer: Comparison) -> str:
+def verdict_words(answer: ComparedAnswers) -> str:
     """Which is fastest, by how much, and whether that is more than errors."""
     fitting = [at for at, each in enumerate(answer.items) if each.fits is not False]
     if not fitting:
@@ -75,12 +75,12 @@ def verdict_words(answer: Comparison) -> str:
     return f"{answer.names[best]} is fastest, {100 * (1 - first.ratio):.1f} % less than {answer.names[0]} {sure}{beside}"
 
 
-def difference_words(found: Difference) -> str:
+def difference_words(found: AgainstFirst) -> str:
     """How much longer or shorter, and whether that is more than errors."""
     return f"{100 * (found.ratio - 1):+.1f} %" + _UNSURE * (not found.certain)
 
 
-def _cells(answer: Comparison) -> tuple[list[str], list[list[str]]]:
+def _cells(answer: ComparedAnswers) -> tuple[list[str], list[list[str]]]:
     tokens = any(each.tokens_per_s is not None for each in answer.items)
     heads = ["answer", "step\nms", "90 %\ninterval", "tokens/s" if tokens else "samples/s", "MFU", "memory"]
     heads += [f"cost\n{cost_unit(answer.items[0])}", "against\nthe first", "90 % of\nthat"]
@@ -98,7 +98,7 @@ def _cells(answer: Comparison) -> tuple[list[str], list[list[str]]]:
     return [heads[at] for at in shown], [[row[at] for at in shown] for row in rows]
 
 
-def _inputs(answer: Comparison) -> tuple[list[str], list[list[str]]]:
+def _inputs(answer: ComparedAnswers) -> tuple[list[str], list[list[str]]]:
     """A row for every input that differs, a column for every answer."""
     heads = [
         "input",
@@ -113,18 +113,18 @@ def _value(value: Any) -> str:
     return text if len(text) <= _VALUE_AT_MOST else f"{text[: _VALUE_AT_MOST - 1]}…"
 
 
-def _warnings(answer: Comparison) -> Sequence[str]:
+def _warnings(answer: ComparedAnswers) -> Sequence[str]:
     """Warnings that all have: those of one are in its own answer."""
     common = answer.items[0].document.get("warnings", [])
     return [text for text in common if all(text in each.document.get("warnings", []) for each in answer.items)]
 
 
-def compare_page(answer: Comparison) -> str:
+def compare_page(answer: ComparedAnswers) -> str:
     """The page as text, the same for the same answers."""
     return static_page("compare", f"{len(answer.items):,} answers", "comparison", compare_sections(answer))
 
 
-def compare_sections(answer: Comparison) -> list[Markup]:
+def compare_sections(answer: ComparedAnswers) -> list[Markup]:
     """What the page says: which is fastest, all answers, what differs, and of two where the difference comes from."""
     heads, rows = _cells(answer)
     inputs, values = _inputs(answer)

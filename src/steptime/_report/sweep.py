@@ -92,7 +92,7 @@ class SweepVariant:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class LeftOutVariant:
     """A combination that cannot be predicted, and why."""
 
     settings: Mapping[str, Any]
@@ -108,7 +108,7 @@ class Predictions(Sequence["Prediction"]):
     """The predictions of a sweep, in the order they were asked for."""
 
     variants: tuple[SweepVariant, ...]
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[LeftOutVariant, ...] = ()
 
     def __len__(self) -> int:
         return len(self.variants)
@@ -181,12 +181,12 @@ class Predictions(Sequence["Prediction"]):
     @property
     def warnings(self) -> tuple[str, ...]:
         """What was left out and why, a line for every kind of reason."""
-        kinds: dict[str, list[LeftOut]] = {}
+        kinds: dict[str, list[LeftOutVariant]] = {}
         for each in self.left_out:
             kinds.setdefault(_NUMBERS.sub("#", each.reason), []).append(each)
         return tuple(self._left_out_words(alike) for alike in kinds.values())
 
-    def _left_out_words(self, alike: Sequence[LeftOut]) -> str:
+    def _left_out_words(self, alike: Sequence[LeftOutVariant]) -> str:
         """Variants left out for one reason: which, by the settings that they share, and the reason of the first."""
         words = []
         for name, known in self.varied.items():

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from steptime._report.cost import money
-from steptime._report.html.charts import Axis, Mark, Series, chart, legend
+from steptime._report.html.charts import Axis, ChartMark, Series, chart, legend
 from steptime._report.html.markup import Markup, page_part, table, tag
 from steptime._report.html.static import section, static_page
 from steptime._report.html.summary import warning_list
@@ -138,13 +138,13 @@ def _measures(answer: Predictions) -> Iterator[_Measure]:
         yield _Measure(f"Cost {cost_unit(first)}", Axis("cost", money, zero=True), "cost")
 
 
-def _marks(measure: _Measure, axis: str, variants: Sequence[SweepVariant], *, band: bool) -> Iterator[Mark]:
+def _marks(measure: _Measure, axis: str, variants: Sequence[SweepVariant], *, band: bool) -> Iterator[ChartMark]:
     for each in sorted((each for each in variants if axis in each.settings), key=lambda each: each.settings[axis]):
         value = measure.of(each)
         if value is not None:
             low, high = each.interval_ms if band and measure.key == "step_time_ms" else (None, None)
             label = f"{settings_words(each.settings)}: {variant_words(each)}{', does not fit' * (each.fits is False)}"
-            yield Mark(float(each.settings[axis]), value, low, high, each.fits is not False, label)
+            yield ChartMark(float(each.settings[axis]), value, low, high, each.fits is not False, label)
 
 
 def _fronts(answer: Predictions) -> Iterator[Markup]:
@@ -174,12 +174,12 @@ def _fronts(answer: Predictions) -> Iterator[Markup]:
         yield section("What no variant beats", "", tag("div", *pictures, class_="charts"), *tables)
 
 
-def _cloud(variants: Sequence[SweepVariant], kind: str) -> Iterator[Mark]:
+def _cloud(variants: Sequence[SweepVariant], kind: str) -> Iterator[ChartMark]:
     for each in variants:
         amount = each.cost if kind == "cost" else None if each.peak_bytes is None else each.peak_bytes / GIB
         if amount is not None:
             label = f"{settings_words(each.settings)}: {variant_words(each)}"
-            yield Mark(float(amount), each.tokens_per_s or each.speed, good=each.fits is not False, label=label)
+            yield ChartMark(float(amount), each.tokens_per_s or each.speed, good=each.fits is not False, label=label)
 
 
 def _plain(value: float) -> str:

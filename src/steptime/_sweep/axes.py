@@ -29,7 +29,7 @@ VARIANT = "variant"
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One combination: the values of all axes, and of the keys of its named variant."""
 
     settings: Mapping[str, Any]
@@ -111,7 +111,7 @@ def named_variant(text: str) -> tuple[str, dict[str, Any]]:
     return found[1], settings
 
 
-def points_of(axes: Axes, variants: Variants | None = None) -> list[Point]:
+def points_of(axes: Axes, variants: Variants | None = None) -> list[SweepPoint]:
     """Every combination of the values of all axes, in order, the last axis fastest; with each named variant's settings."""
     named = variants or {}
     for name, values in axes.items():
@@ -126,13 +126,13 @@ def points_of(axes: Axes, variants: Variants | None = None) -> list[Point]:
     return list(_points(axes, named))
 
 
-def _points(axes: Axes, named: Variants) -> Iterator[Point]:
+def _points(axes: Axes, named: Variants) -> Iterator[SweepPoint]:
     whole: dict[str, Sequence[Any]] = dict(axes)
     if named:
         whole[VARIANT] = list(named)
     for values in product(*whole.values()):
         settings = dict(zip(whole, values, strict=True))
-        yield Point({**settings, **named.get(settings.get(VARIANT, ""), {})})
+        yield SweepPoint({**settings, **named.get(settings.get(VARIANT, ""), {})})
 
 
 def _ranged(text: str, where: str) -> list[int] | None:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from multiprocessing.context import BaseContext
 from typing import Any
 
-from steptime._sweep.axes import Point
+from steptime._sweep.axes import SweepPoint
 from steptime.errors import SteptimeError
 
 # Seconds of work left from which processes are worth it: each takes about half of one to begin.
@@ -30,7 +30,7 @@ _CHUNK_S = 1.0
 # Of a cluster's workers, of which nothing is known: chunks at least, for each of many.
 _CHUNKS = 64
 
-Job = Callable[[Sequence[Point]], list[Any]]
+Job = Callable[[Sequence[SweepPoint]], list[Any]]
 Told = Callable[[int, Any], None]
 """Called with the place of a point and its result, in the order in which they are finished."""
 
@@ -40,7 +40,7 @@ _shared: list[Job] = []  # the job of a worker process
 
 def run(
     job: Job,
-    points: Sequence[Point],
+    points: Sequence[SweepPoint],
     groups: Sequence[Sequence[int]],
     told: Told,
     executor: Executor | None = None,
@@ -137,7 +137,7 @@ def _begin(job: Job) -> None:
     _shared[:] = [job]
 
 
-def _of_worker(points: Sequence[Point]) -> list[Any]:
+def _of_worker(points: Sequence[SweepPoint]) -> list[Any]:
     return _shared[0](points)
 
 

@@ -22,7 +22,7 @@ Words = Callable[[float], str]
 
 
 @dataclass(frozen=True)
-class Mark:
+class ChartMark:
     """One point: where, from where to where it may be, whether it is one that can be had, and what it is."""
 
     x: float
@@ -38,7 +38,7 @@ class Series:
     """Points that belong together, in order."""
 
     name: str
-    marks: tuple[Mark, ...]
+    marks: tuple[ChartMark, ...]
     style: int = 0
     line: bool = True
 
