@@ -26,7 +26,7 @@ from steptime._explore.machine import AS_RECORDED, job_controls, machine_control
 from steptime._platforms.platform import Platform
 from steptime._program.workload import Workload
 from steptime._report.answers import Prediction
-from steptime._report.compare import Comparison, Item
+from steptime._report.compare import ComparedAnswers, Item
 from steptime._report.diff import Compared
 from steptime._report.whatif import Suggestions
 from steptime._shard.configs import BuildConfig
@@ -148,7 +148,7 @@ class Subject:
             machine = replace(machine, device=machine.device.capped(power_w))
         return whatif(workload, machine, calibration=self.calibration)
 
-    def compared(self, variants: Sequence[Values]) -> Comparison:
+    def compared(self, variants: Sequence[Values]) -> ComparedAnswers:
         """Variants side by side, as `steptime compare` has them; of two, what the second takes longer for."""
         if not 2 <= len(variants) <= MOST_COMPARED:
             raise InputError(f"{len(variants)} variants; expected 2 to {MOST_COMPARED} to compare")
@@ -159,7 +159,7 @@ class Subject:
             items.append(Item(settings, prediction.to_dict(), source=self.workload.name or "workload", step=prediction))
         steps = [each.step for each in items if each.step is not None]
         both = Compared(difference(*steps)) if len(steps) == 2 else None
-        return Comparison(tuple(items), both)
+        return ComparedAnswers(tuple(items), both)
 
     def built(self, values: Values) -> Workload:
         """The workload with checked values."""
