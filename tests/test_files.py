@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from steptime._cli.app import run
-from steptime._files import MOST_BYTES, check_file_name, output, read_whole, refuse_overwriting, write_output
+from steptime._files import MOST_BYTES, check_file_name, output, read_whole, refuse_overwriting, whole, write_output
 from steptime.errors import InputError, SteptimeError, printable
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -100,6 +100,12 @@ def test_errors_do_not_steer_a_terminal(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "rank0.json").write_text('{"schema":"\\u001b[2J","nodes":[]}')
     assert run(["predict", str(tmp_path / "rank0.json"), "--platform", "1xh200"]) == 2
     assert "\x1b" not in capsys.readouterr().err
+
+
+def test_a_full_disk_names_the_file_of_whoever_writes(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left") as caught, whole(tmp_path / "model.json"):
+        raise OSError(28, "No space left on device")
+    assert caught.value.filename == str(tmp_path / "model.json")
 
 
 def test_two_outputs_are_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,5 +91,9 @@ def _whole(path: Path) -> Iterator[Path]:
     try:
         yield unfinished
         unfinished.replace(path)
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)  # a full disk is told without saying where
+        raise
     finally:
         unfinished.unlink(missing_ok=True)
