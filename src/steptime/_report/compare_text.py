@@ -14,7 +14,7 @@ from steptime._report.html.markup import Markup, table, tag
 from steptime._report.html.static import section, static_page
 from steptime._report.layout import print_heading, print_line, print_numbers, print_section, print_warnings
 from steptime._report.sweep import value_words
-from steptime._report.sweep_text import around_words, cost_unit, memory_words
+from steptime._report.sweep_text import around_words, cost_head, memory_words, print_table
 from steptime._report.words import percent, rate, time_ms
 
 _SHOWN = 60
@@ -30,7 +30,7 @@ def print_comparison(console: Console, answer: ComparedAnswers) -> None:
     what = "time of a sample" if answer.per_sample else "step time"
     note = f"{what} against the first; {_UNSURE} the difference may be error"
     print_section(console, "Answers", note)
-    print_numbers(console, *_cells(answer))
+    print_table(console, *_cells(answer))
     heads, rows = _inputs(answer)
     if rows:
         print_section(console, "What differs", "between their inputs")
@@ -83,7 +83,7 @@ def difference_words(found: AgainstFirst) -> str:
 def _cells(answer: ComparedAnswers) -> tuple[list[str], list[list[str]]]:
     tokens = any(each.tokens_per_s is not None for each in answer.items)
     heads = ["answer", "step\nms", "90 %\ninterval", "tokens/s" if tokens else "samples/s", "MFU", "memory"]
-    heads += [f"cost\n{cost_unit(answer.items[0])}", "against\nthe first", "90 % of\nthat"]
+    heads += [cost_head(answer.items[0]), "against\nthe first", "90 % of\nthat"]
     rows = []
     for at, (name, each, found) in enumerate(zip(answer.names, answer.items, answer.differences, strict=True)):
         if at >= _SHOWN:

@@ -40,15 +40,15 @@ def print_sweep(console: Console, answer: Predictions) -> None:
     best = answer.best_by_platform
     if len(best) > 1:
         print_section(console, "Best of every platform", "")
-        _print_table(console, *table_cells(answer, tuple(best.values())))
+        print_table(console, *table_cells(answer, tuple(best.values())))
     ranked = answer.ranked
     more = f"; {len(ranked) - _SHOWN:,} more in --csv, --parquet, --json or --html" if len(ranked) > _SHOWN else ""
     print_section(console, "Variants", f"{order_words(answer)}{more}")
-    _print_table(console, *table_cells(answer, ranked[:_SHOWN]))
+    print_table(console, *table_cells(answer, ranked[:_SHOWN]))
     print_warnings(console, [*answer.warnings, *shared_warnings(answer)])
 
 
-def _print_table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """In one piece where that is possible without the column that is missed least."""
     columns = [(head, *cells) for head, *cells in zip(heads, *rows, strict=True)]
     if width_of([[Text(_longest(cell)) for cell in row] for row in zip(*columns, strict=True)]) > body_width(console):
@@ -115,15 +115,20 @@ def cost_unit(variant: SweepVariant) -> str:
     return "per million samples" if variant.document.get("cost_per_million_samples") is not None else "per step"
 
 
+def cost_head(variant: SweepVariant) -> str:
+    """What a column of costs is called."""
+    heads = {"per trillion tokens": "cost of 1T\ntokens", "per million samples": "cost of 1M\nsamples"}
+    return heads.get(cost_unit(variant), "cost of\na step")
+
+
 def table_cells(answer: Predictions, variants: Sequence[SweepVariant]) -> tuple[list[str], list[list[str]]]:
     """Heads and rows of variants: the settings that differ, then numbers; columns that nobody has are left out."""
     varied = [*answer.varied] or [PLATFORM]
     tokens = any(each.tokens_per_s is not None for each in answer.variants)
     fronts = {name: {id(each) for each in answer.front(name)} for name in ("memory", "cost")}
-    unit = {"per trillion tokens": "cost of 1T\ntokens", "per million samples": "cost of 1M\nsamples"}
     heads = [*(_NAMES.get(name, name.replace(".", ".\n") if len(name) > 10 else name) for name in varied)]
     heads += ["step\nms", "90 %\ninterval", "tokens/s" if tokens else "samples/s", _LEAST, "memory"]
-    heads += [unit.get(cost_unit(answer.variants[0]), "cost of\na step")]
+    heads += [cost_head(answer.variants[0])]
     rows = []
     for each in variants:
         speed = each.tokens_per_s if tokens else each.samples_per_s
