@@ -19,7 +19,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
-from steptime._explore.answer import PREDICT
+from steptime._explore.answer import HELPS, PREDICT
 from steptime._explore.subject import Subject
 from steptime._explore.worker import FRAME, framed
 
@@ -56,7 +56,7 @@ class _Question:
     @property
     def kind(self) -> tuple[str, bool]:
         """Questions of which the newest counts; files that are asked for are made beside."""
-        return self.page, self.form == PREDICT and not self.ahead
+        return self.page, self.form in (PREDICT, HELPS) and not self.ahead
 
     @property
     def key(self) -> str:

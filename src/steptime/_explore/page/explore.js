@@ -19,7 +19,7 @@ byId("footer").textContent = `steptime ${described.version}`;
 let shown = null; // the answer in sight, and the values it is of
 let start = null; // the answer to begin with
 let last = null; // the control moved last
-let staleTimer = null, spokenTimer = null;
+let staleTimer = null, spokenTimer = null, helpsTimer = null;
 
 const controls = new Controls(byId("controls"), described.controls, (control) => {
   last = control;
@@ -34,6 +34,7 @@ function ask() {
 }
 
 function busy() {
+  clearTimeout(helpsTimer);
   byId("answer").setAttribute("aria-busy", "true");
   staleTimer ??= setTimeout(() => {
     document.body.classList.add("stale");
@@ -72,7 +73,8 @@ function answer(given, question, more) {
   byId("status").textContent = "";
   // For benchmarks/explore_latency.py: from the change to the first frame that may show its answer.
   requestAnimationFrame(() => performance.measure("answered", { start: question.at, end: performance.now(), detail: given.took }));
-  if (given.answer.memory?.fits === false) return void helps(question.values);
+  clearTimeout(helpsTimer);
+  if (given.answer.memory?.fits === false) helpsTimer = setTimeout(() => helps(question.values), SPOKEN);
   connection.expect(question.values, last);
   clearTimeout(spokenTimer);
   spokenTimer = setTimeout(() => speak(given.answer), SPOKEN);
