@@ -160,16 +160,16 @@ def refreshed(block: Block, folder: Path, environment: dict[str, str]) -> str:
 
 def main() -> None:
     """Writes what commands print now into the console blocks of all pages."""
-    with TemporaryDirectory() as name:
-        for page in pages():
-            folder = Path(name) / page.stem
-            folder.mkdir()
-            environment = clone(folder)
-            text = page.read_text(encoding="utf-8")
-            for block in blocks(page):
-                if block.language == "console" and not block.mark:
-                    text = text.replace(block.text, refreshed(block, folder, environment))
-            page.write_text(text, encoding="utf-8")
+    for page in pages():
+        chosen = [block for block in blocks(page) if block.language == "console" and not block.mark]
+        if not chosen:
+            continue
+        text = page.read_text(encoding="utf-8")
+        with TemporaryDirectory() as name:
+            environment = clone(Path(name))
+            for block in chosen:
+                text = text.replace(block.text, refreshed(block, Path(name), environment))
+        page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
