@@ -131,7 +131,7 @@ NCCL_TEXT = "\n".join(
 
 # A step that keeps its GPUs busy, so that what their kernels take is seen.
 BUSY_GPT = """
-layers = 8
+layers = 4
 width = 4096
 heads = 32
 kv_heads = 8

@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"(?<![\w.\"-])\d[\d_]*(?:\.\d+)?(?:e\d+)?(?![\w.\"])")
 _DLRM = ("predict", "model.toml", "--platform", "2xh200-nvlink")
 _GPT = ("predict", "model.toml", "--platform", "8xh200-nvlink")
 _SIZES = {
-    "layers": 8, "width": 4096, "heads": 32, "kv_heads": 8, "sequence": 2048, "vocabulary": 32000, "feed_forward": 11008,
+    "layers": 4, "width": 4096, "heads": 32, "kv_heads": 8, "sequence": 2048, "vocabulary": 32000, "feed_forward": 11008,
     "batch": 64,
 }  # fmt: skip
 _BETWEEN = tuple(step / 10 * NEARBY for step in range(-10, 11) if step)
