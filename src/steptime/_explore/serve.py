@@ -35,7 +35,7 @@ def serve(subject: Subject, *, port: int = PORT, browser: bool = True, say: Call
     token, ticket = token_of(), secrets.token_urlsafe(24)
     tickets = [ticket] if browser else []
     config = uvicorn.Config(
-        application(sendable(subject), token, taken, first, tickets), log_level="error", access_log=False, lifespan="on",
+        application(sendable(subject), token, taken, first, tickets), log_level="critical", access_log=False, lifespan="on",
         ws="none", server_header=False, date_header=False, proxy_headers=False, timeout_graceful_shutdown=1,
     )  # fmt: skip
     address = f"http://{ADDRESS}:{taken}/?token={token}"
