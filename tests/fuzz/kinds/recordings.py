@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import random
+from functools import cache
 
 from tests.fuzz.case import Case, Content, Kind, damaged_json
+from tests.program.chakra_messages import COMP, file, node
 from tests.program.mutations import BYTES, borrow, damage, drop_key, retype, tar
 from tests.program.small_traces import RANKS, Files, small_chakra, small_et, small_kineto, small_saved
 
@@ -70,7 +72,24 @@ def execution_trace(draw: random.Random) -> Case:
     return _asked(draw, _packed(draw, {"rank0.et.json": damage(draw, small_et(0), "nodes")}))
 
 
+@cache
+def _chakra_of_ops() -> bytes:
+    """Products and their kernels: a trace without them has device work alone, which no platform is asked about."""
+    nodes: list[bytes] = []
+    for number in range(12):
+        tensors = f"[[{3 + 3 * number}, 4, 0, 1048576, 2, 'cuda:0'], [{4 + 3 * number}, 5, 0, 1048576, 2, 'cuda:0']]"
+        io = (tensors, "[[1024, 1024], [1024, 1024]]", "['Tensor(c10::BFloat16)', 'Tensor(c10::BFloat16)']")
+        host, at = 2 * number + 1, 1000 + 10 * number
+        before = (host - 2,) if number else ()
+        nodes.append(node(host, COMP, before, name="aten::mm", start=at, took=9, io=io, is_cpu_op=True, tid=1))
+        nodes.append(node(host + 1, COMP, (host,), name="gemm", start=at + 5, took=20, is_cpu_op=False, stream=7))
+    return file(*nodes)
+
+
 def chakra(draw: random.Random) -> Case:
+    if draw.random() < 0.5:
+        name = "job.0.et"
+        return Case(("predict", name, "--platform", "1xh200", "--json"), {name: damage(draw, _chakra_of_ops(), None)})
     files = {f"job.{r}.et": small_chakra(r) for r in range(draw.choice((1, 1, 2)))}
     return _asked(draw, _packed(draw, {name: damage(draw, data, None) for name, data in files.items()}))
 
