@@ -13,7 +13,7 @@ Element = TypeVar("Element", bound=np.generic)
 
 
 class Alias:
-    __value__ = np.ndarray[Any, np.dtype[Element]]  # type: ignore[misc]
+    __value__ = np.ndarray[Any, np.dtype[Element]]
 
 
 def test_an_alias_of_an_array_is_an_array_of_its_elements() -> None:
