@@ -47,6 +47,7 @@ def predict(
     profiled: bool = False,
     memory_bytes: int | None = None,
     price: float | None = None,
+    suggest: bool = True,
 ) -> Prediction:
     """Predict the steady-state step of a workload, or of anything `read` takes.
 
@@ -58,6 +59,7 @@ def predict(
     "matmul * 0.5": the answer is the step with all of them, and its `what_if` says what each saves. `profiled`: a recorded run
     with what its profiler cost, as recorded, instead of as it runs without one. `memory_bytes` is what a rank may
     use of its device. `price` is what one GPU costs for an hour: the answer then says what steps cost.
+    `suggest`: of a step that does not fit, find what would make it fit, which takes seconds.
     """
     checked_price(price)
     changes = parse_all(what_if)
@@ -90,7 +92,7 @@ def predict(
         return replace(within(step, memory_bytes), price=price)
 
     step = predicted(workload)
-    if step.memory.get("fits") is False:
+    if suggest and step.memory.get("fits") is False:
         from steptime._api.helps import helps
 
         step = replace(step, helps=helps(step, machine))

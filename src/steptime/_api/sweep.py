@@ -180,6 +180,7 @@ class _Job:
             what_if=changes,
             profiled=self.profiled,
             price=price,
+            suggest=False,
         )
 
     def options(self, point: SweepPoint) -> dict[str, Any]:
