@@ -203,7 +203,10 @@ def _dispatch_ns(off: Sequence[Row]) -> float:
 
 def _tensors(call: str) -> int:
     """Tensors in the longest list among a call's arguments; 1 without lists."""
-    lists = [value for value in json.loads(call)["args"] if isinstance(value, list)] if call else []
+    try:
+        lists = [value for value in json.loads(call)["args"] if isinstance(value, list)] if call else []
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise InputError(f"a host row's call is {call[:40]!r}; expected JSON with args; run steptime measure host") from None
     return max([1, *(len(value) for value in lists if value and isinstance(value[0], dict))])
 
 
