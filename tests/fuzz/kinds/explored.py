@@ -7,34 +7,24 @@ import random
 import sys
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.fuzz.case import Case, Kind
-from tests.fuzz.kinds.transformers import PLAIN, toml_lines
-from tests.fuzz.samples import DLRM
 from tests.support.mutated import VALUES
 
 from steptime._api.read import read
 from steptime._explore.answer import PREDICT, answered
 from steptime._explore.subject import Subject
 
-_MODELS = {
-    "dlrm": (DLRM, "2xh200-nvlink"),
-    "gpt": ("\n".join(toml_lines({**PLAIN, "kind": "transformer", "parallel": {"fsdp": 2}})), "8xh200-nvlink"),
-}
+_CONFIGS = Path(__file__).parents[3] / "examples" / "configs"
+_MODELS = {"dlrm_small.toml": "2xh200-nvlink", "gpt2-ddp.toml": "8xh200-nvlink"}
 _WRONG = "mistake of its own"  # what a page is told where there was no answer and no error that a user can make
 
 
 @cache
 def _subject(name: str) -> Subject:
-    text, platform = _MODELS[name]
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "model.toml"
-        file.write_text(text, encoding="utf-8")
-        subject = Subject(read(file), ("model.toml",), platform)
-        assert subject.controls
-        subject.predicted({})
+    subject = Subject(read(_CONFIGS / name), (name,), _MODELS[name])
+    subject.predicted({})
     return subject
 
 
