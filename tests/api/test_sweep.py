@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 
 import steptime
 from steptime._cli.app import run
+from steptime._report.sweep_text import best_lines, order_words, table_cells
 from steptime._sweep import workers
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -79,6 +81,27 @@ def test_the_best_fit_and_no_variant_of_a_front_is_beaten() -> None:
     assert found.cheapest is min((each for each in found.variants if each.fits), key=lambda each: each.cost or 0)
     hour = best.document["cost_per_million_samples"] * best.speed * 3600 / 1e6
     assert hour == pytest.approx(8 * {"8xh200-nvlink": 4, "8xa100-nvlink": 1}[best.settings["platform"]], rel=1e-3)
+
+
+def test_what_barely_fits_is_said_beside_the_best_that_has_room() -> None:
+    """Peaks are predicted to within some percent: the fastest of all may not fit, and a table that drops this misleads."""
+    found = small()
+    fast, slow = found.ranked
+    documents = {id(fast): {**fast.document, "verdict": {**fast.document["verdict"], "tight": True}}}
+    variants = tuple(replace(each, document=documents.get(id(each), each.document)) for each in found.variants)
+    tight = replace(found, variants=variants)
+    assert found.with_room is None
+    assert not any("barely" in words for _, words in best_lines(found))
+    assert tight.ranked[0].tight
+    assert tight.with_room == slow
+    lines = dict(best_lines(tight))
+    assert "barely fits" in lines["Best"]
+    assert lines["Memory"] == "all fit, 1 of them barely"
+    assert "barely" not in lines["With room"]
+    _, rows = table_cells(tight, tight.ranked)
+    assert ["~" in " ".join(row) for row in rows] == [True, False]
+    assert "~ barely fits" in order_words(tight)
+    assert [row["tight"] for row in tight.rows()].count(True) == 1
 
 
 def test_who_computes_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,12 @@ class SweepVariant:
         return fits
 
     @property
+    def tight(self) -> bool:
+        """Whether it fits by less than what predicted peaks may be off by."""
+        verdict = self.document.get("verdict")
+        return self.fits is True and isinstance(verdict, Mapping) and verdict.get("tight") is True
+
+    @property
     def cost(self) -> float | None:
         """Of so many tokens or samples, whatever is known, or of a step; None without a price."""
         keys = ("cost_per_trillion_tokens", "cost_per_million_samples", "cost_per_step")
@@ -125,7 +131,7 @@ class Predictions(Sequence["Prediction"]):
         if not self.variants:
             return "<Predictions: none>"
         best = self.ranked[0]
-        fits = "" if best.fits is not False else ", which does not fit"
+        fits = ", which does not fit" if best.fits is False else ", which barely fits" if best.tight else ""
         step = f"{time_ms(best.step_time_ms)} ms per step"
         return f"<Predictions: {len(self)} variants, most per second with {settings_words(best.settings)}: {step}{fits}>"
 
@@ -138,6 +144,13 @@ class Predictions(Sequence["Prediction"]):
     def fitting(self) -> tuple[SweepVariant, ...]:
         """Those that fit, or of which nobody knows, best first."""
         return tuple(each for each in self.ranked if each.fits is not False)
+
+    @property
+    def with_room(self) -> SweepVariant | None:
+        """The best that fits clearly, where the best of all barely does; None where there is none, or no need of one."""
+        if not self.fitting or not self.fitting[0].tight:
+            return None
+        return next((each for each in self.fitting if not each.tight), None)
 
     @property
     def best_by_platform(self) -> dict[str, SweepVariant]:
@@ -230,7 +243,7 @@ class Predictions(Sequence["Prediction"]):
             values = {name: each.settings.get(name) for name in names}
             row = {name: value_words(value) if name in texts and value is not None else value for name, value in values.items()}
             more: Document = {"interval_low_ms": low, "interval_high_ms": high}
-            more |= {"peak_bytes": each.peak_bytes, "fits": each.fits}
+            more |= {"peak_bytes": each.peak_bytes, "fits": each.fits, "tight": each.tight}
             more |= {f"on_{name}_front": id(each) in known for name, known in fronts.items()}
             rows.append({**row, **{key: value for key, value in scalars(each.document).items() if key not in row}, **more})
         return rows

@@ -24,7 +24,7 @@ from steptime._sim.prediction import DOES_NOT_FIT
 
 # Rows of the table; files have all.
 _SHOWN = 40
-_ON_FRONT, _NO_FIT = "*", "!"
+_ON_FRONT, _NO_FIT, _TIGHT = "*", "!", "~"
 _LEAST = "MFU"  # left out where a table is too wide
 # What tables call settings.
 _NAMES = {"what_if": "what if", "power_cap_w": "power\ncap, W", "plan_file": "plan"}
@@ -70,13 +70,18 @@ def best_lines(answer: Predictions) -> list[tuple[str, str]]:
             ("Fits", f"none of {len(answer):,}; the smallest, {_named(answer, least)}, needs {needs} of {_capacity(least)}")
         ]
     lines = [("Best", f"{_named(answer, fitting[0])}: {variant_words(fitting[0])}")]
+    roomy = answer.with_room
+    if roomy is not None:
+        lines.append(("With room", f"{_named(answer, roomy)}: {variant_words(roomy)}"))
     cheapest = answer.cheapest
     if cheapest is not None:
         words = "the same" if cheapest is fitting[0] else f"{_named(answer, cheapest)}: {variant_words(cheapest)}"
         lines.append(("Cheapest", words))
     if known:
         fit = sum(each.fits is True for each in known)
-        lines.append(("Memory", f"{'all' if fit == len(known) else f'{fit:,} of {len(known):,}'} fit"))
+        tight = sum(each.tight for each in known)
+        barely = "" if not tight else ", all of them barely" if tight == fit else f", {tight:,} of them barely"
+        lines.append(("Memory", f"{'all' if fit == len(known) else f'{fit:,} of {len(known):,}'} fit{barely}"))
     return lines
 
 
@@ -84,6 +89,7 @@ def order_words(answer: Predictions) -> str:
     """How the table is ordered, and what its star means."""
     unit = "samples" if any(each.samples_per_s is not None for each in answer.variants) else "steps"
     behind = f", then ({_NO_FIT}) what does not fit" if any(each.fits is False for each in answer.variants) else ""
+    behind += f"; {_TIGHT} barely fits" if any(each.tight for each in answer.variants) else ""
     return f"most {unit} per second first{behind}; {_ON_FRONT} no other is both faster and smaller (cheaper)"
 
 
@@ -102,7 +108,8 @@ def variant_words(variant: SweepVariant) -> str:
     elif variant.samples_per_s is not None:
         words.insert(0, f"{rate(variant.samples_per_s)} samples/s")
     if variant.peak_bytes is not None:
-        words.append(f"{size_words(variant.peak_bytes)} of {_capacity(variant)}")
+        barely = " (barely fits)" if variant.tight else ""
+        words.append(f"{size_words(variant.peak_bytes)} of {_capacity(variant)}{barely}")
     if variant.cost is not None:
         words.append(f"{money(variant.cost)} {cost_unit(variant)}")
     return ", ".join(words)
@@ -159,10 +166,10 @@ def around_words(variant: SweepVariant) -> str:
 
 
 def memory_words(variant: SweepVariant) -> str:
-    """Of the fullest rank, with a mark where it does not fit."""
+    """Of the fullest rank, with a mark where it does not fit, or barely does."""
     if variant.peak_bytes is None:
         return ""
-    return size_words(variant.peak_bytes) + _NO_FIT * (variant.fits is False)
+    return size_words(variant.peak_bytes) + _NO_FIT * (variant.fits is False) + _TIGHT * variant.tight
 
 
 def _named(answer: Predictions, variant: SweepVariant) -> str:
