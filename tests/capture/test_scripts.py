@@ -135,7 +135,7 @@ def test_arguments_are_those_of_the_script(run: Run) -> None:
     outcome, program = run(LOOP, "--batch", "x")
     assert program is None
     seen = "0 optimiser steps and 0 backward passes were seen"
-    assert outcome.error == f"train.py: left with exit code 2; {seen}: it trains no step with these arguments"
+    assert outcome.error == f"train.py: left with exit code 2; {seen}: no training step ran with these arguments"
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ for _ in range(9):
         ("import nothing_like_it", "train.py: ModuleNotFoundError at train.py:1"),
         ("x = (", "train.py: SyntaxError: .* line 1"),
         ("def f():\n    raise ValueError('of mine')\nf()", "train.py: ValueError at train.py:2: of mine"),
-        ("print('nothing')", "train.py: ended; 0 optimiser steps and 0 backward passes were seen: it trains no step"),
+        ("print('nothing')", "train.py: ended; 0 optimiser steps and 0 backward passes were seen: no training step ran"),
         ("raise SystemExit('no GPU')", "train.py: left with exit code no GPU"),
         (TRAINING + "train()", "train.py: ended; 1 optimiser step and 1 backward pass were seen: an iteration is known"),
         (b"\xff\xfe\x00", "train.py: SyntaxError"),

@@ -90,7 +90,7 @@ def test_a_script_is_predicted(script: Path, capfd: pytest.CaptureFixture[str]) 
     assert answer["step_time_ms"] > 0
     assert any("making the model and loading data are not part" in said for said in answer["warnings"])
     assert printed.err.startswith("train.py runs here")
-    assert "downloads, loggers and checkpoints are its own" in printed.err.splitlines()[0]
+    assert "what it downloads, logs or writes is real" in printed.err.splitlines()[0]
     assert "step 2" in printed.err
     assert "step 9" not in printed.err
 

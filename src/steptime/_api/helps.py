@@ -57,7 +57,7 @@ class _Trial:
 
     def recomputed(self) -> str:
         """Activations computed again in backward."""
-        return self._said("activations computed again in backward", {"recompute": FULL})
+        return self._said("activation checkpointing", {"recompute": FULL})
 
     def accumulated(self, halvings: int) -> str:
         """As many micro-batches as leave each of them a batch that fits."""

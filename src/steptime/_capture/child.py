@@ -122,7 +122,7 @@ class Child:
         marks = seen.optimizer_steps or seen.backward_passes
         if marks > 1 and not self.task.early:
             self.end(Outcome(again="early"))
-        needed = "an iteration is known from two optimiser steps on" if marks else "it trains no step with these arguments"
+        needed = "an iteration is known from two optimiser steps on" if marks else "no training step ran with these arguments"
         self.end(Outcome(error=f"{self.task.name}: {ended}; {seen.words()}: {needed}"))
 
     def _replaced(self) -> Iterator[tuple[Any, str, Any]]:
@@ -165,7 +165,7 @@ class Child:
                 os.killpg(0, signal.SIGKILL)
         seen = "" if self.watch is None else f"{self.watch.seen.words()}, "
         line = innermost_line(sys._current_frames().get(main or 0))
-        last = f"last it was at {line}" if line else "it was being read"
+        last = f"it was last at {line}" if line else "it was being read"
         text = f"{self.task.name}: had no iteration that repeats after {self.task.limit_s:g} s; {seen}{last}"
         self.end(Outcome(error=f"{text}; --limit SECONDS waits longer"))
 

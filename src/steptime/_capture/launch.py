@@ -46,8 +46,8 @@ main({folder!r})
 def announcement(script: str | Path) -> str:
     """What is said before a script runs."""
     return (
-        f"{script} runs here until it has trained a few steps, on a simulated GPU and with your rights: "
-        "its downloads, loggers and checkpoints are its own; torch.save is skipped"
+        f"{script} runs here until it has trained a few steps, on a simulated GPU and with your permissions: "
+        "what it downloads, logs or writes is real; torch.save is skipped"
     )
 
 
@@ -115,7 +115,7 @@ class RunAgain:
 
 def fixed_batch(batch: int) -> str:
     """Why a script cannot be given a batch."""
-    return f"--batch {batch}: a script takes its batch as it takes everything, after -- (as in -- --batch-size {batch})"
+    return f"--batch {batch}: pass the batch to the script itself, after -- (as in -- --batch-size {batch})"
 
 
 def _in_turn(first: _Run) -> tuple[_Run, Workload]:

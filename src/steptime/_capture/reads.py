@@ -84,9 +84,7 @@ class Reads:
     def messages(self) -> tuple[str, ...]:
         """What is said of the reads, a line each."""
         said = [_message(line, value) for line, value in self.lines]
-        said += [
-            f"{line or 'PyTorch'} picks by values of the device, taken to pick everything it could" for line in self.picked
-        ]
+        said += [f"{line or 'PyTorch'} selects by values on the GPU; assumed to select everything" for line in self.picked]
         if len(said) > _MOST_SAID:
             said = [*said[:_MOST_SAID], f"the host reads values of the device in {len(said) - _MOST_SAID} more lines"]
         return tuple(said)

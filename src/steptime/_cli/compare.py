@@ -43,7 +43,7 @@ def compare(
         Path | None, Option("--html", metavar="FILE", help="Write everything as a single HTML page that works offline.")
     ] = None,
 ) -> None:
-    """Compare answers: which is fastest, what differs between them, whether that is more than errors; for two, why."""
+    """Compare answers: which is fastest, what differs, whether the difference exceeds its uncertainty; for two, why."""
     from steptime._api.compare import compare as compared
     from steptime._files import refuse_overwriting
     from steptime._report.compare_text import print_comparison

@@ -51,7 +51,7 @@ _HELP = {
     "parallel.context": "Ranks that share every sequence",
     "parallel.expert": "Ranks that hold different experts",
     "parallel.zero": "What replicas share: 0 nothing, 1 the optimizer's state, 2 gradients too",
-    "recompute": "What of a layer is computed again in backward",
+    "recompute": "Activation checkpointing: what is recomputed in backward",
 }
 
 

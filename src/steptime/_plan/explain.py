@@ -43,6 +43,6 @@ def bound_by(played: Played) -> str:
     """What bounds a layout's step, in the regimes of `predict`, and where the time of its busiest stage goes."""
     shares = {name: value / played.step_ns for name, value in played.parts_ns.items()}
     wires, bubble, idle = sum(shares.get(name, 0.0) for name in WIRES), shares.get(BUBBLE, 0.0), shares.get(IDLE, 0.0)
-    parts = {"computing": 1.0 - wires - bubble - idle, "wires that nothing hides": wires, BUBBLE: bubble, IDLE: idle}
+    parts = {"computing": 1.0 - wires - bubble - idle, "exposed communication": wires, BUBBLE: bubble, IDLE: idle}
     said = ", ".join(f"{name} {100 * share:.0f} %" for name, share in parts.items() if share >= _WORTH_SAYING)
     return f"{regime(wires + bubble, 1.0 - idle)}: {said} of the step"

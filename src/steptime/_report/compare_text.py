@@ -69,9 +69,9 @@ def verdict_words(answer: ComparedAnswers) -> str:
     first = answer.differences[best]
     if best == 0:
         close = [answer.names[at] for at in others if not answer.differences[at].certain]
-        tied = f"; within errors of it: {', '.join(close[:4])}" if close else ", by more than errors"
+        tied = f"; within errors of it: {', '.join(close[:4])}" if close else ", by more than the uncertainty"
         return f"{answer.names[0]} is fastest{tied}{beside}"
-    sure = "by more than errors" if first.certain else f"with a chance of {percent(first.p_faster)}"
+    sure = "by more than the uncertainty" if first.certain else f"with a chance of {percent(first.p_faster)}"
     return f"{answer.names[best]} is fastest, {100 * (1 - first.ratio):.1f} % less than {answer.names[0]} {sure}{beside}"
 
 

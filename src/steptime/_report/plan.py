@@ -80,9 +80,10 @@ class Planned:
         if found.left:
             low, _, high = found.ratios
             yield (
-                f"{found.plays} layouts were played; {found.left} more could be among the ten shown, for plays took {low:.2f} "
-                f"to {high:.2f} times their closed forms, which are no lower bounds; one of them is faster than all that were "
-                f"played with a chance of {100 * found.p_left:.0f} %: fix a part of the layout to look closer"
+                f"{found.plays} layouts were simulated; {found.left} more could be among the ten shown: simulations took "
+                f"{low:.2f} to {high:.2f} times their closed-form estimates, which are not lower bounds; one of them is faster "
+                f"than all that were simulated with a chance of {100 * found.p_left:.0f} %: fix a part of the layout to look "
+                "closer"
             )
         yield from found.best.warnings
 

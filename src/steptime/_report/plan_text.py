@@ -35,7 +35,7 @@ def print_plan(console: Console, planned: Planned) -> None:
     if cost is not None:
         print_line(console, "Cost", cost.text, spaced=False)
     print_line(console, "Winner", sure_words(planned), spaced=False)
-    print_section(console, "Where its step goes", "of the busiest stage; wires where nothing hides them")
+    print_section(console, "Where its step goes", "of the busiest stage; communication where it is exposed")
     print_numbers(console, ("part", "ms", "share"), part_cells(best))
     if planned.comparison is not None:
         print_section(console, "Why it beats the second", difference_words(planned))
@@ -140,4 +140,4 @@ def searched_words(planned: Planned) -> str:
     if not refused:
         return text
     most = next(iter(found.space.refused))
-    return f"{text}. {refused:,} ways to share were none, most because of: {most}"
+    return f"{text}. {refused:,} combinations were invalid, most because of: {most}"

@@ -253,7 +253,7 @@ def _helps(prediction: PredictedStep, fit: Fit) -> Iterator[str]:
     ways: Mapping[str, int] = known.parallelism or {}
     varying, state = (sum(fit.parts.get(kind.value, 0) for kind in kinds) for kinds in (_PER_SAMPLE, _STATE))
     if varying >= _LARGE * fit.needed_bytes and prediction.helps is None:
-        yield "a smaller batch, or activations computed again in backward"
+        yield "a smaller batch, or activation checkpointing"
     if "tables" in ways:
         yield "another placement of the tables: `steptime shard` searches for one that fits"
     elif state >= _LARGE * fit.needed_bytes and ranks > 1 and known.sequence is not None:

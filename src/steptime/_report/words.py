@@ -200,6 +200,6 @@ def merged_warnings(warnings: Sequence[str]) -> list[str]:
 
 def power_words(power: StepPower) -> str:
     """What cards draw, at which clock, and whether their cap decides it."""
-    drawn = f"{power.power_w:,.0f} W of {power.cap_w:,.0f} in the mean, {power.clock_hz / 1e6:,.0f} MHz"
-    text = f"{drawn}, {with_unit(power.energy_j, 'J')} a step"
+    drawn = f"{power.power_w:,.0f} W of {power.cap_w:,.0f} per GPU on average, {power.clock_hz / 1e6:,.0f} MHz"
+    text = f"{drawn}, {with_unit(power.energy_j, 'J')} per step on all GPUs"
     return f"{text}; the cap holds the clock down" if power.capped else text

@@ -80,7 +80,7 @@ def parse(text: str) -> Change:
         return Change(words, named[0], choice=named[1])
     found = _CHANGE.fullmatch(words)
     if found is None or not found["target"].strip() or len(text) > _LONGEST_TEXT:
-        raise error(words, f"is no change; expected {FORMS}")
+        raise error(words, f"is not a known change; expected {FORMS}")
     target = found["target"].strip()
     if target.lower() == BATCH:
         return _batch(words, found)

@@ -64,14 +64,14 @@ def _candidates(step: PredictedStep) -> Iterator[tuple[tuple[str, str], ...]]:
     for family in step.breakdown:
         if family != WorkFamily.COMMUNICATION.label:
             kernels = f"kernels of {family.replace('_', ' ')}"
-            at_peak = f"{family} roofline", f"{kernels} as quick as large ones get to the device's peaks"
+            at_peak = f"{family} roofline", f"{kernels} as close to the device's peak as large ones get"
             yield at_peak, (f"{family} * 0.5", f"{kernels} twice as quick; what they could be at best is not known")
     for kind in dict.fromkeys(each.kind for program in programs for each in program.collectives):
         yield ((f"{kind} overlap", f"{kind} beside computation, not waited for until gradients are needed"),)
         yield ((f"{kind} remove", f"no {kind} at all: the most that a faster network can save"),)
     if step.straggler is not None:
         rank = step.straggler.rank
-        yield ((f"rank:{rank} level", f"rank {rank} as quick as the median of the others"),)
+        yield ((f"rank:{rank} level", f"rank {rank} as fast as the median of the others"),)
     for name in _synchronisations(step):
         yield ((f"sync:{name} remove", f"the host does not wait in {name}"),)
     for each in _MEANINGS.items():

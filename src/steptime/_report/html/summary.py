@@ -176,7 +176,7 @@ def _result(prediction: PredictedStep) -> Iterator[tuple[str, str]]:
     if prediction.host_code_ms:
         yield HOST_CODE, f"{time_ms(prediction.host_code_ms)} ms"
     if prediction.first_step_ms is not None:
-        yield "From empty queues", step_words(prediction.first_step_ms)
+        yield "First step", step_words(prediction.first_step_ms)
     straggler = prediction.straggler
     if straggler is not None:
         yield "Straggler", f"rank {straggler.rank}: others wait {time_ms(straggler.caused_ms)} ms for it"

@@ -150,7 +150,7 @@ class _Asker:
             return
         if any(answer.source is Source.ANALYTIC for answer in answers.values()):
             part = "" if self._fabric.limits.analytic else "the network of "
-            text = f"{part}fabric {name} is from a data sheet: its collectives are known to a factor"
+            text = f"{part}fabric {name} is from a data sheet: its collectives may be off by a large factor"
         else:
             text = f"{', '.join(beyond)} of {len(members)} ranks: beyond what was measured on {name}, extrapolated"
         self.warnings[text] = None

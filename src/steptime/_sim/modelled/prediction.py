@@ -148,7 +148,7 @@ def _caveats(step: ModelledStep, calibration: Calibration) -> list[str]:
     known = situation_of(step.platform, calibration)
     if known.errors:
         kind = "groups of architectures" if known.by_family else "published sources"
-        results.append(f"{known.name}: the interval holds how far {known.rows} steps of {len(known.sources)} {kind} were off")
+        results.append(f"{known.name}: the interval reflects the errors on {known.rows} steps of {len(known.sources)} {kind}")
     outside = step.coverage["out_of_range"]
     if outside > _MUCH_OUT_OF_RANGE:
         results.append(
