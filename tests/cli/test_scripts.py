@@ -99,7 +99,7 @@ def test_a_script_is_predicted(script: Path, capfd: pytest.CaptureFixture[str]) 
     ("arguments", "said"),
     [
         (["absent.py", "--platform", "1xh200"], "absent.py: no such file"),
-        (["train.py", "--platform", "1xh200", "--batch", "4"], "a script takes its batch as it takes everything, after --"),
+        (["train.py", "--platform", "1xh200", "--batch", "4"], "pass the batch to the script itself, after --"),
         (["train.py", "--platform", "1xh200", "--limit", "0"], "--limit 0: expected seconds"),
         (["train.py", "--platform", "1xh200", "--ranks", "999999999"], "ranks cannot be captured"),
     ],
