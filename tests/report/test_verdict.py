@@ -19,7 +19,8 @@ from steptime._report.text import print_prediction
 from steptime._report.verdict import Certainty, Fit, Verdict, verdict_of
 from steptime._report.words import size_words, time_ms
 
-CONFIGS = Path(__file__).parents[2] / "examples" / "configs"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+CONFIGS = EXAMPLES / "configs"
 
 
 @cache
@@ -175,3 +176,28 @@ def test_money_has_as_many_digits_as_matter(amount: float, text: str) -> None:
 def test_a_price_that_is_none_is_refused(price: float) -> None:
     with pytest.raises(steptime.InputError, match="per GPU and hour"):
         steptime.predict(CONFIGS / "dlrm_small.toml", "2xh200-nvlink", price=price)
+
+
+def test_memory_of_a_recording_that_names_no_tensors_is_not_known(tmp_path: Path) -> None:
+    """Neither fits nor not, in every form: workspaces alone would always fit."""
+    found = steptime.predict(EXAMPLES / "prefetch_sync", "1xh200")
+    verdict = found.verdict
+    assert (verdict.fit, verdict.fits, verdict.to_dict()["fits"]) == (None, None, None)
+    assert set(found.to_dict()["memory"]) == {"peak_bytes", "unknown"}
+    for text in (verdict.headline, verdict.text, said(found)):
+        assert "memory unknown" in text
+        assert "fits" not in text
+    assert "does not name its tensors" in said(found)
+    assert "Allocated" not in said(found)
+    found.html(tmp_path / "page.html")
+    assert "Memory unknown" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_memory_of_a_recording_with_execution_traces_is_known() -> None:
+    found = steptime.predict(EXAMPLES / "h200_mps4_dlrm", "4xh200-nvlink")
+    assert found.verdict.fits is not None
+    assert "memory unknown" not in said(found)
+
+
+def test_nobody_asks_whether_a_step_as_recorded_fits() -> None:
+    assert "memory unknown" not in said(steptime.predict(EXAMPLES / "prefetch_sync"))

@@ -162,6 +162,8 @@ def print_verdict_lines(console: Console, verdict: Verdict, interval: str) -> No
     print_line(console, "Bound by", verdict.bound_by, spaced=False)
     if verdict.fit is not None and verdict.fit.fits:
         print_line(console, "Memory", verdict.fit.room, spaced=False)
+    if verdict.unknown:
+        print_line(console, "Memory", f"unknown: {verdict.unknown}", spaced=False)
     print_line(console, "Certainty", f"{interval}: {verdict.certainty.why}", spaced=False)
 
 

@@ -15,6 +15,7 @@ from steptime._report.words import OUT_OF_RANGE, percent, size_words
 from steptime._sim.prediction import PredictedStep
 
 MEMORY = "memory"
+MEMORY_UNKNOWN = "memory unknown"
 # The first word of what bounds a step -> one word for it.
 _BOUNDS = {"host-bound": "host", "GPU-bound": "GPU", "wire-bound": "wire", "power-bound": "power", "mixed": "mixed"}
 _PEERS = "peers"
@@ -176,10 +177,11 @@ class Fit:
 class Verdict:
     """Fits or not, what binds, how sure."""
 
-    fit: Fit | None  # None: nothing is known of memory
+    fit: Fit | None  # None: nothing is known of memory; `unknown` says why where that is worth saying
     bound_by: str  # the sentence that says what bounds the step, and why
     certainty: Certainty
     helps: tuple[str, ...] = ()  # what would make it fit
+    unknown: str = ""  # why nobody knows whether it fits
 
     @property
     def fits(self) -> bool | None:
@@ -208,14 +210,20 @@ class Verdict:
         """Fits or by how much not, what binds and how sure, in few words."""
         if self.fit is not None and not self.fit.fits:
             return self.fit.words
-        return ", ".join([*([] if self.fit is None else [self.fit.words]), self.regime, self.certainty.span])
+        return ", ".join([*([self.room] if self.room else []), self.regime, self.certainty.span])
+
+    @property
+    def room(self) -> str:
+        """Whether it fits, in few words; empty where nobody asked, as of a step as recorded."""
+        return self.fit.words if self.fit is not None else MEMORY_UNKNOWN if self.unknown else ""
 
     @property
     def text(self) -> str:
         """The headline with its reasons, in a line."""
         if self.fit is not None and not self.fit.fits:
             return self.fit.text
-        return f"{self.headline}: {self.certainty.why}"
+        why = [MEMORY_UNKNOWN + f": {self.unknown}"] if self.unknown else []
+        return f"{self.headline}: {'; '.join([self.certainty.why, *why])}"
 
     def to_dict(self) -> dict[str, Any]:
         """The key `verdict` of every answer's JSON."""
@@ -243,7 +251,8 @@ def verdict_of(prediction: PredictedStep) -> Verdict:
     )
     fit = Fit.of(prediction.memory)
     helps = () if fit is None or fit.fits else tuple(_helps(prediction, fit))
-    return Verdict(fit, prediction.bound_by, certainty, helps)
+    unknown = "" if prediction.platform is None else str(prediction.memory.get("unknown", ""))
+    return Verdict(fit, prediction.bound_by, certainty, helps, unknown)
 
 
 def _helps(prediction: PredictedStep, fit: Fit) -> Iterator[str]:

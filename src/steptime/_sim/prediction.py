@@ -170,7 +170,7 @@ class PredictedStep:
     timeline: Timeline  # what it was read from
     first_step_ms: float | None = None  # a single step from empty queues
     coverage: Mapping[str, float] = field(default_factory=lambda: {"measured": 1.0})  # source -> share of device time
-    # As `predict --json` has it; nothing is known of the memory of a prediction as recorded.
+    # As `predict --json` has it; nothing is known of the memory of a prediction as recorded. `unknown` says why on a platform.
     memory: Mapping[str, Any] = field(default_factory=lambda: {"peak_bytes": None})
     warnings: tuple[str, ...] = ()
     iterations: Iterations | None = None  # where it was asked how iterations differ: `lookup_scenarios`

@@ -30,6 +30,7 @@ LEVELS = (0.05, 0.95)
 # Of a saving: nine of ten changes made for real on an H200 saved within this of what was foretold, of the 18 whose two rounds
 # of timing agree (benchmarks/whatif_pairs.json, whatif_pairs_again.json; 2026-11-16).
 OFF_BY = 0.22
+_OTHER_BATCH = {"peak_bytes": None, "unknown": "it is not predicted for the batch of a what-if"}
 CHANGED = "changed"
 """What device times are that a what-if made otherwise, in coverage."""
 _SINGLE = "float32"
@@ -153,7 +154,7 @@ class Scene:
             price=base.price,
             helps=base.helps,
             coverage=_coverage(base.coverage, self.cohorts, [played.cohort for played in result.timeline.cohorts]),
-            memory={"peak_bytes": None} if any(change.action == BATCH for change in changes) else base.memory,
+            memory=_OTHER_BATCH if any(change.action == BATCH for change in changes) else base.memory,
             peak_flop_per_s=peak,
             bound_by=_power_bound(base.bound_by, explained.bound_by),
         )

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from operator import mul
 
 from steptime._ops.catalogue import FLAT_GATHER
-from steptime._ops.table import Arguments, OpTable
-from steptime._program.program import Signature, Tensor
+from steptime._ops.table import Arguments, OpTable, op_table
+from steptime._program.program import Program, Signature, Tensor
 from steptime._units import dtype_bytes
 
 # The name of a storage, bytes from its begin to the end of a tensor in it, and whether that holds fractions.
@@ -36,6 +36,11 @@ def _extents_of(signature: Signature, arguments: Arguments) -> tuple[Sequence[Ex
     if known is None:
         known = signature.derived[extents] = (_extents(arguments.inputs), _extents(arguments.outputs))
     return known
+
+
+def names_tensors(program: Program) -> bool:
+    """Whether any op says which storage on a device its tensors lie in: without that nothing is known of a step's memory."""
+    return any(any(found) for each in extents(op_table(program)) for found in each)
 
 
 def extent_bytes(tensor: Tensor) -> int:

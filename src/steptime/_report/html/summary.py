@@ -67,7 +67,12 @@ def verdict_summary(
         number = tag("div", step_number(step_ms), line, class_="headline")
         sure = tag("p", tag("strong", "How sure"), held(f": {span}; {verdict.certainty.why}"), class_="sure")
         found = tag("p", winner, class_="winner") if winner else Markup()
-        parts = [chips(verdict), found, number, bound(verdict.bound_by), sure]
+        room = (
+            tag("p", tag("strong", "Memory"), held(f": unknown; {verdict.unknown}"), class_="sure")
+            if verdict.unknown
+            else Markup()
+        )
+        parts = [chips(verdict), found, number, bound(verdict.bound_by), sure, room]
     groups = facts_group(INPUTS, inputs), facts_group(IF_ROOM if verdict.fits is False else RESULT, result)
     return join((*parts, *groups, warning_list(warnings)))
 
@@ -78,6 +83,8 @@ def chips(verdict: Verdict) -> Markup:
     said = [(regime, "chip"), (verdict.certainty.span, "chip")]
     if verdict.fit is not None:
         said.insert(0, (verdict.fit.words.capitalize(), "chip tight" if verdict.fit.tight else "chip good"))
+    elif verdict.room:
+        said.insert(0, (verdict.room.capitalize(), "chip tight"))
     return tag("p", *(tag("span", text, class_=style) for text, style in said), class_="chips", id="verdict")
 
 

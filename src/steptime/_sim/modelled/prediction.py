@@ -22,6 +22,7 @@ from steptime._garbage import no_collection
 from steptime._lookups.workload import TABLE_BATCHED, RankLookups, row_bytes, state_bytes
 from steptime._models.estimate import Estimate
 from steptime._models.memory.peak import peak_memory
+from steptime._models.memory.tensors import names_tensors
 from steptime._models.power.card import StepPower
 from steptime._ops.families import WorkFamily, work_families
 from steptime._platforms.calibration import UNCALIBRATED, UNKNOWN_HOSTS, Calibration
@@ -49,6 +50,9 @@ _MUCH_OUT_OF_RANGE = 0.05
 _MUCH_SLOWER = 0.025
 SAMPLES = 64
 LEVELS = (0.05, 0.95)
+_UNNAMED_TENSORS = (
+    "the recording does not name its tensors; give an execution trace recorded with it, or predict the script or a config"
+)
 # Estimates' intervals hold nine of ten: so many standard deviations of a normal to either side.
 _NINE_OF_TEN = 1.645
 _EVEN_NORMAL = np.array([NormalDist().inv_cdf((at + 0.5) / SAMPLES) for at in range(SAMPLES)])
@@ -277,11 +281,13 @@ def _normal(group: str) -> Floats:
 def memory_of(workload: Workload, platform: Platform) -> dict[str, Any]:
     """As `predict --json` has it: the largest of all ranks, the device's memory, and each distinct rank's share of it.
 
-    Nothing is said of recordings without identities of tensors. Tables that one kernel looks up are no argument of any op: the
-    workload has their sizes as `unnamed`, or statistics of them.
+    Nothing is known of recordings without identities of tensors, and the answer says so. Tables that one kernel looks up are no
+    argument of any op: the workload has their sizes as `unnamed`, or statistics of them.
     """
     limits = platform.device.limits
     capacity = limits.rank_memory_bytes
+    if not all(names_tensors(one_step(program).program) for program in workload.programs):
+        return {"peak_bytes": None, "unknown": _UNNAMED_TENSORS}
     ranks: list[dict[str, Any]] = []
     for program in workload.programs:
         rank = program.rank
@@ -300,8 +306,6 @@ def memory_of(workload: Workload, platform: Platform) -> dict[str, Any]:
             "reserved_bytes": result.reserved,
             "parts": {kind.value: nbytes for kind, nbytes in result.parts.items() if nbytes},
         })  # fmt: skip
-    if not all(of_rank["allocated_bytes"] for of_rank in ranks):
-        return {"peak_bytes": None}
     most = max(ranks, key=lambda of_rank: int(of_rank["peak_bytes"]))
     return {
         **{key: most[key] for key in ("peak_bytes", "allocated_bytes", "reserved_bytes")},
