@@ -15,7 +15,9 @@ import steptime
 from steptime._build.config import read_config
 from steptime._build.transformer.config import Transformer
 from steptime._cli import main
+from steptime._plan.search import front_of
 from steptime._report.plan import Planned
+from steptime._report.plan_text import sure_words
 from steptime.errors import InputError
 
 MODEL = Transformer(
@@ -78,6 +80,34 @@ def test_the_front_has_no_layout_that_another_one_beats_in_both(planned: Planned
     front = planned.found.front
     for one in front:
         assert not any(other.step_ns < one.step_ns and other.peak_bytes < one.peak_bytes for other in planned.found.played)
+        assert one.step_ns <= 2 * front[0].step_ns
+    best = planned.found.best
+    smaller = [replace(best, step_ns=times * best.step_ns, peak_bytes=best.peak_bytes // 4) for times in (1.9, 2.1)]
+    assert front_of([best, smaller[0]]) == (best, smaller[0])
+    assert front_of([best, smaller[1]]) == (best,)
+
+
+def test_a_winner_that_barely_fits_names_the_fastest_that_has_room(planned: Planned) -> None:
+    assert planned.with_room is None
+    assert "barely" not in sure_words(planned)
+    best = planned.found.best
+    tight = replace(planned, limit_bytes=best.peak_bytes + 1)
+    roomy = tight.with_room
+    assert roomy is not None
+    assert not tight.fit(roomy).tight
+    assert all(tight.fit(each).tight for each in planned.found.played if each.step_ns < roomy.step_ns if tight.fit(each).fits)
+    assert "it barely fits" in sure_words(tight)
+    assert str(roomy.layout) in sure_words(tight)
+
+
+def test_layouts_that_keep_state_in_other_precisions_are_not_compared_in_silence(planned: Planned) -> None:
+    by_state = {each.layout.of(MODEL).state_dtype: each for each in planned.found.played}
+    assert set(by_state) == {"bfloat16", "float32"}  # whole replicas, and shards
+    assert planned.comparison is not None
+    for second in by_state.values():
+        other = replace(planned, comparison=replace(planned.comparison, second=second))
+        differ = planned.found.best.layout.of(MODEL).state_dtype != second.layout.of(MODEL).state_dtype
+        assert any("train differently" in warning for warning in other.warnings()) == differ
 
 
 def test_json_has_the_keys_that_are_promised(planned: Planned) -> None:

@@ -15,7 +15,7 @@ from steptime._program.load import load
 from steptime._program.workload import Workload
 from steptime._report.answers import Replayed
 from steptime._report.inspection import inspect_workload, print_inspection
-from steptime._report.layout import print_line, print_warnings
+from steptime._report.layout import print_line, print_numbers, print_warnings
 from steptime._report.text import print_prediction, print_replay
 from steptime._report.words import signed_percent, step_words, time_ms, with_unit
 from steptime._sim.prediction import PredictedStep, predict
@@ -182,3 +182,17 @@ def test_a_number_and_its_unit_stay_on_one_line(width: int) -> None:
     )
     text = raw.getvalue().decode()
     assert all(part in text for part in ("10 %", "12.345 ms", "99 %", "7.000 ms"))
+
+
+@pytest.mark.parametrize("width", [60, 100, 160])
+def test_long_names_go_on_in_the_next_line_and_numbers_stay_whole(width: int) -> None:
+    """A layout in words can be longer than a line; what stands beside it is what people look for."""
+    name = "tensor 2 x pipeline 2 x data 2, sequence parallel, ZeRO 1, 3 chunks, micro-batch 8, recompute selective"
+    out, raw = console(width)
+    print_numbers(out, ("layout", "step ms", "memory"), [(name, "52.994", "18.2 GiB"), ("data 8", "3,453.193", "9.6 GiB")])
+    lines = raw.getvalue().decode().splitlines()
+    words = " ".join(lines).split()
+    assert max(map(len, lines)) <= width
+    assert all(word in words for word in (*name.split(), "52.994", "3,453.193", "18.2", "9.6", "step", "memory"))
+    if width >= 100:
+        assert words.count("layout") == 1  # in one table

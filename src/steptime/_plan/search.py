@@ -52,6 +52,8 @@ MOST_PLAYED = 24
 _MOST_PASSES = 1024
 # Of those not played the nearest, when it is asked how likely one of them is faster than all that were.
 _NEAREST = 256
+# Times the fastest step, beyond which nobody trades time for memory: such layouts are not on the front.
+_FRONT_AT_MOST = 2.0
 # Closed forms of a kind differ from plays by this much at least, of which few tell.
 _LEAST_SPREAD = 0.02
 # Closed forms of memory were at most so many times what the allocator's play said (docs/plan.md); what is beyond cannot fit.
@@ -248,7 +250,7 @@ def front_of(played: Sequence[Played]) -> tuple[Played, ...]:
     """Fastest first, each with less memory than all before it."""
     front: list[Played] = []
     for each in sorted(played, key=lambda item: (item.step_ns, item.peak_bytes)):
-        if not front or each.peak_bytes < front[-1].peak_bytes:
+        if not front or (each.peak_bytes < front[-1].peak_bytes and each.step_ns <= _FRONT_AT_MOST * front[0].step_ns):
             front.append(each)
     return tuple(front)
 

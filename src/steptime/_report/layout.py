@@ -92,17 +92,34 @@ def print_body(console: Console, body: RenderableType) -> None:
 
 
 def print_numbers(console: Console, heads: Sequence[str], rows: Sequence[Sequence[Text | str]]) -> None:
-    """A table of right-aligned cells under two-line heads; one below another, the first column again, where it is too wide."""
+    """A table of right-aligned cells under two-line heads; one below another, the first column again, where it is too wide.
+
+    Names of the first column go on in the next line where they would leave no room for numbers.
+    """
     widths = [max(_width(head), *(_width(row[i]) for row in rows), 0) for i, head in enumerate(heads)]
-    for number, columns in enumerate(_parts(widths, body_width(console))):
+    room = body_width(console)
+    widths[0] = _of_names(widths, room)
+    for number, columns in enumerate(_parts(widths, room)):
         if number:
             console.print()
         table = Table(box=None, padding=(0, _GAP, 0, 0), show_edge=False, header_style="dim", pad_edge=False)
         for i in columns:
-            table.add_column(heads[i], justify="right", no_wrap=True, vertical="bottom", min_width=widths[i])
+            table.add_column(
+                heads[i], justify="right", no_wrap=bool(i), vertical="bottom", min_width=widths[i],
+                max_width=None if i else widths[i], overflow="ellipsis" if i else "fold",
+            )  # fmt: skip
         for row in rows:
             table.add_row(*(cell if isinstance(cell, Text) else literal(cell) for cell in (row[i] for i in columns)))
         print_body(console, table)
+
+
+def _of_names(widths: Sequence[int], room: int) -> int:
+    """Of the first column: its own width, or what leaves room for numbers, in one table if names have half of it then."""
+    others = [width + _GAP for width in widths[1:]]
+    if not others or widths[0] + max(others) <= room:
+        return widths[0]
+    beside = sum(others) if 2 * sum(others) <= room else max(others)
+    return max(room - beside, 1)
 
 
 def _parts(widths: Sequence[int], room: int) -> list[list[int]]:

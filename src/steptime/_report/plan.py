@@ -72,11 +72,30 @@ class Planned:
         """That the best layout fits, what binds it, and how sure that is."""
         best = self.found.best
         certainty = Certainty.around(best.step_ns, best.interval_ns, self.situation)
-        return Verdict(Fit(None, best.peak_bytes, self.limit_bytes, {}), bound_by(best), certainty)
+        return Verdict(self.fit(best), bound_by(best), certainty)
+
+    @property
+    def with_room(self) -> Played | None:
+        """The fastest layout that fits clearly, where the best barely does; None where there is none, or no need of one."""
+        if not self.fit(self.found.best).tight:
+            return None
+        return next((each for each in self.found.played if self.fit(each).fits and not self.fit(each).tight), None)
+
+    def fit(self, played: Played) -> Fit:
+        """What the fullest rank of a layout needs of its memory."""
+        return Fit(None, played.peak_bytes, self.limit_bytes, {})
 
     def warnings(self) -> Iterator[str]:
         """What a reader should know before trusting the winner."""
         found = self.found
+        if self.comparison is not None:
+            layouts = found.best.layout, self.comparison.second.layout
+            first, second = (each.of(found.model).state_dtype for each in layouts)
+            if first != second:
+                yield (
+                    f"the best layout keeps weights and optimiser state in {first}, the second in {second}: they train "
+                    "differently, and their speed alone is compared; fix one with --fsdp or --zero where that matters"
+                )
         if found.left:
             low, _, high = found.ratios
             yield (

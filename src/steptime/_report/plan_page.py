@@ -9,6 +9,7 @@ from steptime._report.html.static import section, static_page
 from steptime._report.html.summary import cost_facts, verdict_summary
 from steptime._report.plan import SHOWN, Planned
 from steptime._report.plan_text import (
+    FRONT_NOTE,
     difference_cells,
     difference_words,
     front_cells,
@@ -46,7 +47,7 @@ def _sections(planned: Planned) -> list[Markup]:
     return [
         *sections,
         section("Best layouts", "and where their steps go", _legend(), _layouts(planned)),
-        section("Time against memory", "no layout is both faster and smaller", front),
+        section("Time against memory", FRONT_NOTE, front),
         section("Search", "", tag("p", searched_words(planned))),
     ]
 

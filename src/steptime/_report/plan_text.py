@@ -19,6 +19,7 @@ from steptime._units import ms
 # Parts of a step, or of a difference, that are worth a word.
 _WORTH_SAYING = 0.005
 _REASONS_SHOWN = 3
+FRONT_NOTE = "no layout is both faster and smaller than one of these; up to twice the fastest step"
 
 
 def print_plan(console: Console, planned: Planned) -> None:
@@ -42,7 +43,7 @@ def print_plan(console: Console, planned: Planned) -> None:
         print_numbers(console, ("part", "ms longer"), difference_cells(planned))
     print_section(console, "Best layouts", "P: chance to be the fastest of all played")
     print_numbers(console, _heads(planned), [_row(planned, place) for place in range(min(SHOWN, len(found.played)))])
-    print_section(console, "Time against memory", "no layout is both faster and smaller than one of these")
+    print_section(console, "Time against memory", FRONT_NOTE)
     print_numbers(console, ("layout", "step ms", "memory"), front_cells(planned))
     print_line(console, "Searched", searched_words(planned))
     print_warnings(console, list(planned.warnings()))
@@ -65,9 +66,20 @@ def speed_words(planned: Planned, played: Played) -> list[str]:
 def sure_words(planned: Planned) -> str:
     """How likely the winner wins."""
     chance = f"{percent(planned.found.p_fastest[0])} to be the fastest of {len(planned.found.played)} played layouts"
-    if planned.comparison is None:
-        return chance
-    return f"{chance}, {percent(planned.comparison.p_faster)} to beat the second"
+    if planned.comparison is not None:
+        chance += f", {percent(planned.comparison.p_faster)} to beat the second"
+    return chance + room_words(planned)
+
+
+def room_words(planned: Planned) -> str:
+    """That the winner barely fits, and the fastest layout that clearly does."""
+    best, roomy = planned.found.best, planned.with_room
+    if not planned.fit(best).tight:
+        return ""
+    if roomy is None:
+        return "; it barely fits, as all that were played do"
+    longer = f"{100 * (roomy.step_ns / best.step_ns - 1):+.1f} %"
+    return f"; it barely fits: {roomy.layout} ({longer}) has room, {size_words(roomy.peak_bytes)}"
 
 
 def part_cells(played: Played) -> list[tuple[str, str, str]]:

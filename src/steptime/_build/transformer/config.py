@@ -169,6 +169,12 @@ class Transformer:
         return self.fused and self.dtype == "bfloat16" and self.parallel.fsdp == 1
 
     @property
+    def state_dtype(self) -> str:
+        """In which weights and the optimiser's state are kept from step to step: FSDP's shards and masters are fp32."""
+        wide = self.parallel.fsdp > 1 or self.parallel.zero or self.main_gradients
+        return "float32" if wide else self.dtype
+
+    @property
     def kernels(self) -> str:
         """Which kernels compute attention."""
         if self.attention != "auto":
