@@ -6,11 +6,13 @@ import io
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from tests.api.answer_schema import wrong_in
 
 import steptime
 from steptime._platforms.situation import CARRIED, CARRIED_CALIBRATED, KNOWN, KNOWN_CALIBRATED
@@ -18,6 +20,7 @@ from steptime._report.cost import Cost, money
 from steptime._report.text import print_prediction
 from steptime._report.verdict import Certainty, Fit, Verdict, verdict_of
 from steptime._report.words import size_words, time_ms
+from steptime.errors import InputError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CONFIGS = EXAMPLES / "configs"
@@ -201,3 +204,29 @@ def test_memory_of_a_recording_with_execution_traces_is_known() -> None:
 
 def test_nobody_asks_whether_a_step_as_recorded_fits() -> None:
     assert "memory unknown" not in said(steptime.predict(EXAMPLES / "prefetch_sync"))
+
+
+@pytest.mark.parametrize("platform", [None, "1xh200"])
+@given(share=st.floats(0.3, 0.95))
+@settings(max_examples=4, deadline=None)
+def test_no_interval_is_claimed_for_a_recording_that_is_cut_off(platform: str | None, share: float) -> None:
+    """The part that is missing is in no interval: certainty says so, the first warning too, and nothing is said of the MFU."""
+    whole = (EXAMPLES / "prefetch_sync" / "rank0.kineto.json.gz").read_bytes()
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "rank0.kineto.json.gz"
+        file.write_bytes(whole[: int(share * len(whole))])
+        try:
+            found = steptime.predict(file, platform)
+        except InputError:
+            assume(False)  # nothing to play is left of it
+        sure = found.verdict.to_dict()["certainty"]
+        assert (sure["below"], sure["above"], found.mfu) == (None, None, None)
+        assert "cut off" in found.verdict.headline
+        assert "breaks off" in found.warnings[0]
+        assert "%" not in found.verdict.headline
+        assert "no interval is claimed" in said(found)
+        assert wrong_in(found.to_dict(), "predict") == []
+
+
+def test_an_interval_is_claimed_for_the_whole_recording() -> None:
+    assert steptime.predict(EXAMPLES / "prefetch_sync", "1xh200").verdict.certainty.claimed

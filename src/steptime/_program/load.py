@@ -9,12 +9,12 @@ from pathlib import Path
 from steptime._program.checks import disagreements, implausible
 from steptime._program.collectives import everyone, numbered_from, sized_by_ops
 from steptime._program.execution import ExecutionTrace, to_program
-from steptime._program.formats import TraceReader, find_files, format_of, opened, rank_in_name
+from steptime._program.formats import BREAKS_OFF, DAMAGED, TraceReader, find_files, format_of, opened, rank_in_name
 from steptime._program.formats.saved import joined
 from steptime._program.kernel_names import described_by_kernels
 from steptime._program.link import link
 from steptime._program.program import Program
-from steptime._program.workload import Progress, Workload
+from steptime._program.workload import CUT_OFF, Progress, Workload
 from steptime.errors import InputError, TraceError
 
 # Files that lie beside traces and are none.
@@ -204,4 +204,7 @@ def _workload(programs: list[Program], world_size: int, contents: _Contents, pat
         *implausible(programs),
         *(w for p in programs for w in p.warnings),
     ]
-    return replace(workload, warnings=tuple(dict.fromkeys(warnings)))
+    # What is missing from the files comes first: it is in doubt of everything else.
+    cut = [text for text in warnings if BREAKS_OFF in text or DAMAGED in text]
+    meta = {**workload.meta, CUT_OFF: True} if cut else workload.meta
+    return replace(workload, meta=meta, warnings=tuple(dict.fromkeys([*cut, *warnings])))

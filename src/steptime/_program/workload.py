@@ -47,6 +47,10 @@ class Rebuild(Protocol):
         """The changed job."""
 
 
+CUT_OFF = "cut_off"
+"""In a workload's `meta`: whether a file of it breaks off before its end."""
+
+
 @dataclass(frozen=True)
 class Workload:
     """The programs of the ranks at hand, by rank. `absent` ranks exist in the job but have no program here.
@@ -83,6 +87,11 @@ class Workload:
     def __repr__(self) -> str:
         ops = sum(len(program.ops) for program in self.programs)
         return f"Workload({self.name!r}, {len(self.running)} of {self.world_size} ranks, {ops:,} ops)"
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether a file of it breaks off before its end: nobody knows what is missing, and times are of what is left."""
+        return bool(self.meta.get(CUT_OFF))
 
     @property
     def ranks(self) -> tuple[int, ...]:

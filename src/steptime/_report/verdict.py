@@ -25,6 +25,8 @@ _KNOWN = {
     CARRIED: "GPU not measured: carried over from data sheets",
     CARRIED_CALIBRATED: "GPU not measured: carried over from data sheets, machine calibrated",
 }
+_CUT_OFF = "the recording is cut off, so the step is of what is left of it; record again, or give the whole file"
+NOT_CLAIMED = "cut off, no interval"
 _AS_RECORDED, _AS_RUN = "its own times, profiler included", "its own times, what the profiler cost taken out"
 # Shares of device time from which a guess or an extrapolation is part of how sure an answer is.
 _WORTH_SAYING = 0.01
@@ -49,10 +51,13 @@ class Certainty:
     above: float
     situation: str | None  # what is known of the machine; None: the step is a recorded one
     why: str
+    claimed: bool = True  # whether an interval is claimed at all: not of a recording of which a part is missing
 
     @property
     def span(self) -> str:
         """The interval around the step, in percent."""
+        if not self.claimed:
+            return NOT_CLAIMED
         below, above = round(100 * self.below), round(100 * self.above)
         return f"±{above} %" if below == above else f"-{below} to +{above} %"
 
@@ -80,17 +85,20 @@ class Certainty:
         *,
         recorded: str = _AS_RUN,
         coverage: Mapping[str, float] | None = None,
+        cut_off: bool = False,
     ) -> Certainty:
         """Of a step and its interval, in the same unit."""
         below, above = (max(1 - interval[0] / step, 0.0), max(interval[1] / step - 1, 0.0)) if step > 0 else (0.0, 0.0)
+        if cut_off:
+            return cls(below, above, situation, _CUT_OFF, claimed=False)
         why = recorded if situation is None else _KNOWN.get(situation, situation)
         return cls(below, above, situation, "; ".join([why, *_doubts(coverage or {})]))
 
     def to_dict(self) -> dict[str, Any]:
         """Its keys in JSON."""
         return {
-            "below": self.below,
-            "above": self.above,
+            "below": self.below if self.claimed else None,
+            "above": self.above if self.claimed else None,
             "measured": self.measured,
             "calibrated": self.calibrated,
             "situation": self.situation,
@@ -248,6 +256,7 @@ def verdict_of(prediction: PredictedStep) -> Verdict:
         prediction.situation,
         recorded=_AS_RECORDED if prediction.profiled else _AS_RUN,
         coverage=prediction.coverage,
+        cut_off=prediction.workload.cut_off,
     )
     fit = Fit.of(prediction.memory)
     helps = () if fit is None or fit.fits else tuple(_helps(prediction, fit))

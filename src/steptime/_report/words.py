@@ -94,8 +94,13 @@ def interval_words(low_ms: float, high_ms: float) -> str:
     return f"{INTERVAL} {low}-{high} {unit}"
 
 
+NO_INTERVAL = "no interval is claimed"
+
+
 def span_words(prediction: PredictedStep) -> str:
     """What the range beside a step time is, and from where to where."""
+    if prediction.workload.cut_off:
+        return NO_INTERVAL
     if prediction.platform is not None or not prediction.profiled:
         return interval_words(*prediction.interval_ms)
     return f"{RECORDED_RANGE} {between_ms(*prediction.interval_ms, '-')} ms"

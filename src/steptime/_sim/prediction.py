@@ -255,7 +255,7 @@ def predict(workload: Workload, *, profiled: bool = True) -> PredictedStep:
         first_step_ms=ms(result.first_ns[0]),
         warnings=warnings,
     )
-    peak = recorded_peak_flop_per_s(workload, text.operations.precision)
+    peak = None if workload.cut_off else recorded_peak_flop_per_s(workload, text.operations.precision)
     return replace(
         text,
         peak_flop_per_s=peak,

@@ -184,7 +184,7 @@ def _computed(base: PredictedStep, counted: Operations, changes: Sequence[Change
     precision = next((_IN[action] for action in (BF16, TF32) if action in actions), counted.precision)
     if counted.precision != _SINGLE or precision == _SINGLE:
         return counted, base.peak_flop_per_s
-    peak = recorded_peak_flop_per_s(base.workload, precision) if base.platform is None else None
+    peak = recorded_peak_flop_per_s(base.workload, precision) if base.platform is None and not base.workload.cut_off else None
     return replace(counted, precision=precision), peak
 
 

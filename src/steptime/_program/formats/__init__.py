@@ -60,6 +60,10 @@ class TraceFile:
         return f"{self.path}:{self.member}" if self.member else str(self.path)
 
 
+# What messages say of files that end too early.
+BREAKS_OFF, DAMAGED = "breaks off", "the compressed data is damaged"
+
+
 def rank_in_name(source: str) -> int | None:
     """The rank in a file's name, or None; `source` is a `TraceFile` as text."""
     name = source.rsplit("/", 1)[-1].rsplit(":", 1)[-1]
@@ -125,7 +129,7 @@ class TraceReader:
         """What to say of a file whose compressed data is damaged, once it is read."""
         if self.damage is None:
             return ()
-        return (f"{self.source}: the compressed data is damaged ({self.damage}); what came before was read",)
+        return (f"{self.source}: {DAMAGED} ({self.damage}); what came before was read",)
 
 
 def opened(files: Iterable[TraceFile], progress: Progress | None = None) -> Iterator[TraceReader]:

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from steptime._program.collectives import numbered, point_to_point
-from steptime._program.formats import Format, TraceFile, TraceReader, opened
+from steptime._program.formats import BREAKS_OFF, Format, TraceFile, TraceReader, opened
 from steptime._program.formats.arguments import ArgumentLists
 from steptime._program.formats.protobuf import (
     COLLECTIVES,
@@ -111,7 +111,7 @@ def _nodes(data: bytes, source: str) -> tuple[list[ChakraNode], list[str]]:
             except WireError:
                 skipped += 1
     except WireError as error:
-        warnings.append(f"the file breaks off after {len(nodes)} nodes ({error}); these were read")
+        warnings.append(f"the file {BREAKS_OFF} after {len(nodes)} nodes ({error}); these were read")
     if not nodes:
         reason = warnings[0] if warnings else "no nodes in it"
         raise TraceError(f"{source}: not a Chakra trace ({reason}); expected length-delimited et_def.proto messages")

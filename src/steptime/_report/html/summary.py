@@ -11,6 +11,7 @@ from steptime._report.html.markup import Markup, bar, join, tag
 from steptime._report.verdict import Verdict, verdict_of
 from steptime._report.words import (
     INTERVAL,
+    NO_INTERVAL,
     RECORDED_RANGE,
     Fact,
     asked_facts,
@@ -60,10 +61,13 @@ def verdict_summary(
     """The same for every kind of answer about a step; `winner` is what a search found."""
     low, high, unit = in_unit(*interval_ms)
     span = f"{RECORDED_RANGE if recorded_range else INTERVAL} {low if low == high else f'{low}-{high}'} {unit}"
+    if not verdict.certainty.claimed:
+        span = NO_INTERVAL
     if verdict.fits is False:
         parts = [short(verdict, step_ms, span)]
     else:
         line = interval(step_ms, interval_ms, RECORDED_RANGE if recorded_range else INTERVAL)
+        line = line if verdict.certainty.claimed else Markup()
         number = tag("div", step_number(step_ms), line, class_="headline")
         sure = tag("p", tag("strong", "How sure"), held(f": {span}; {verdict.certainty.why}"), class_="sure")
         found = tag("p", winner, class_="winner") if winner else Markup()

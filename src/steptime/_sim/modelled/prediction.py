@@ -128,7 +128,7 @@ def prediction_of(
         bound_by=_power_bound(predicted.bound_by, power, step.platform.device.limits.clock_hz.value),
         platform=step.platform.name,
         coverage=step.coverage,
-        peak_flop_per_s=None if peak is None else peak * workload.world_size,
+        peak_flop_per_s=None if peak is None or workload.cut_off else peak * workload.world_size,
         gpus=workload.world_size / step.platform.device.limits.share,
     )
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from steptime._program.formats import TraceReader
+from steptime._program.formats import BREAKS_OFF, TraceReader
 from steptime.errors import TraceError
 
 CHUNK_BYTES = 512 * 1024  # small enough to stay in the cache: 2 MiB reads 10-20 % slower
@@ -128,7 +128,7 @@ class EventStream(Generic[EventT]):
         whole = text[: cut[0]] if cut else b"["
         why = f" ({self.reader.damage})" if self.reader.damage else ""
         self.warnings.append(
-            f"{self.reader.source}: breaks off before its end{why}; everything after the last complete event is missing"
+            f"{self.reader.source}: {BREAKS_OFF} before its end{why}; everything after the last complete event is missing"
         )
         events = self._decode(whole + b"]")
         tail = self._decode_one(text[cut[1] :] if cut else text[1:])
