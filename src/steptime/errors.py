@@ -13,6 +13,12 @@ from __future__ import annotations
 _LONGEST, _KEPT = 1600, 700
 
 
+def one_line(text: str) -> str:
+    """A message on one line that a terminal may show, however long what it quotes is: the middle is left out."""
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= _LONGEST else f"{line[:_KEPT]} ... {line[-_KEPT:]}"
+
+
 def printable(text: str) -> str:
     """Text from a file as a terminal or a page may show it: what would steer them is replaced."""
     if text.isprintable():
@@ -24,8 +30,7 @@ class SteptimeError(Exception):
     """Base of every error a user can cause; whatever its message quotes from a file, it is one line."""
 
     def __str__(self) -> str:
-        text = printable(" ".join(super().__str__().split()))
-        return text if len(text) <= _LONGEST else f"{text[:_KEPT]} ... {text[-_KEPT:]}"
+        return one_line(super().__str__())
 
 
 class InputError(SteptimeError):

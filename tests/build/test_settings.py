@@ -133,6 +133,8 @@ def test_a_key_that_no_config_has_names_the_nearest(tmp_path: Path, key: str, te
         ("tables[0].rows", -1, "rows is -1; expected a whole number"),
         ("tables[0].skew", "zipf", "skew is 'zipf'; expected a table"),
         ("batch", 1.5, "batch is 1.5; expected 1 or more"),
+        ("batch", 10**30, "batch is 10.*; expected at most"),
+        ("ranks", 2**31, "ranks is 2147483648; expected at most 262144"),
     ],
 )
 def test_tables_that_are_not_there_and_values_that_cannot_be(tmp_path: Path, key: str, value: Any, text: str) -> None:

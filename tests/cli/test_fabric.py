@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from steptime._cli.app import run
-from steptime._measurements.sets import COLLECTIVES
+from steptime._measurements.sets import COLLECTIVES, NAME, RECIPE_COLUMNS
 from steptime._measurements.store import write_part
 from steptime._models.collectives.message import Message
 from steptime._models.estimate import Source
@@ -52,7 +52,8 @@ def json_log(ranks: int, program: str, byte_ns: float) -> str:
 def measured_folder(folder: Path, fabrics: tuple[str, ...] = ("default",)) -> Path:
     """What `steptime measure collectives` leaves of links of 20 us and half a ns a byte."""
     measured = COLLECTIVES
-    said: dict[str, Any] = {"mode": "stream", "beside": "none", "host_threads": "idle", "arrival": "together", "share": 1}
+    said: dict[str, Any] = {column.name: "" if column.type == NAME else 0 for column in RECIPE_COLUMNS}
+    said |= {"mode": "stream", "beside": "none", "host_threads": "idle", "arrival": "together", "share": 1}
     said |= {"device": "NVIDIA H100", "nccl": "2.28.9", "date": "2026-11-15", "command": "steptime measure collectives -o DIR"}
     said |= {"run": "r", "process": "p", "settings": "{}", "dtype": "float32"}
     rows = [

@@ -84,6 +84,7 @@ def test_an_empty_folder_has_nothing_to_fit(tmp_path: Path, capsys: pytest.Captu
         "host": "host",
         "fabrics": "collectives",
         "baselines": "kernels",
+        "power": "power",
     }.items():
         assert run(["fit", str(tmp_path), "-o", str(tmp_path / "out"), "--only", what]) == 2
         assert f"steptime measure {measured}" in capsys.readouterr().err

@@ -75,6 +75,16 @@ def test_a_csv_cell_of_any_length_is_one_line_of_bounded_length(tmp_path: Path, 
         assert len(line) < 2000
 
 
+def test_a_word_of_any_length_is_one_line_of_bounded_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["x" * 140_000],
+        ["predict", "--" + "x" * 140_000],
+        ["predict", "x" * 140_000],
+        ["platforms", "a", "x" * 140_000],
+    ):
+        assert len(refusal(tmp_path, {}, words, capsys)) < 2000
+
+
 def test_a_platform_says_which_file_names_a_part_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {"task.toml": TASK, "mine.toml": 'schema_version = 1\nranks = 2\ndevice = "h300"\nfabric = "h200-nvlink"\n'}
     line = refusal(tmp_path, files, ["predict", "task.toml", "--platform", "mine.toml"], capsys)

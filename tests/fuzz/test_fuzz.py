@@ -41,6 +41,18 @@ def test_many_damaged_inputs_give_an_answer_or_one_clear_line(kind: str) -> None
     assert outcomes(kind, range(QUICK, OF_A_KIND)).count("answer") >= OF_A_KIND // 50
 
 
+# Cases that failed once, one of each cause.
+MENDED = (
+    ("fabric", 1348), ("fitted-host", 66), ("fitted-host", 193), ("measured-fabric", 580), ("near-dlrm", 1073),
+    ("near-dlrm", 1142), ("options", 444), ("options", 744), ("options", 976), ("options", 1160), ("saved", 538),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "number"), MENDED)
+def test_what_failed_once_does_not_again(kind: str, number: int) -> None:
+    outcomes(kind, range(number, number + 1))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_number_is_the_same_case(kind: str) -> None:
     assert case_of(kind, 7) == case_of(kind, 7)

@@ -96,6 +96,19 @@ def test_a_damaged_part_is_named_in_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", a_recipe().to_dict())
+def test_rows_without_a_part_of_their_recipe_are_refused(tmp_path: Path, name: str) -> None:
+    store = a_store(tmp_path)
+    store.add(HOST, a_row())
+    store.flush()
+    (part,) = (tmp_path / "host").iterdir()
+    table = pq.read_table(part)
+    at = table.schema.get_field_index(name)
+    write_part(part, table.set_column(at, table.schema.field(at), pa.nulls(len(table), table.schema.field(at).type)))
+    with pytest.raises(InputError, match=f"column '{name}' of the set host has rows without a value"):
+        read(tmp_path, HOST)
+
+
 def test_a_part_of_an_unknown_version_is_refused(tmp_path: Path) -> None:
     table = HOST.schema.empty_table().replace_schema_metadata({b"steptime_measurements": b"99"})
     (tmp_path / "host").mkdir()

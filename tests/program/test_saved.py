@@ -70,7 +70,8 @@ POINTERS = {
 @st.composite
 def programs(draw: st.DrawFn, rank: int) -> Program:
     count = {name: draw(st.integers(0, 3)) for name in ("ops", "calls", "works")}
-    groups, kinds = draw(st.lists(collectives, max_size=2)), draw(st.lists(signatures, max_size=2))
+    groups = draw(st.lists(collectives, max_size=2, unique_by=lambda each: (each.group, each.ranks, each.sequence)))
+    kinds = draw(st.lists(signatures, max_size=2))
     bound = {**count, "names": 2, "threads": 1, "streams": 2, "phases": 4, "kinds": 9}
     bound |= {"collectives": len(groups), "signatures": len(kinds)}
 
@@ -80,6 +81,8 @@ def programs(draw: st.DrawFn, rank: int) -> Program:
         if kind is Ops:
             found["parent"] = [min(above, row - 1) for row, above in enumerate(found["parent"])]
         if kind is Works:
+            met = found["collective"]
+            found["collective"] = [at if at not in met[:row] else -1 for row, at in enumerate(met)]  # each once
             described = [at >= 0 for at in found["collective"]]
             found["kind"] = [
                 k if k != WorkKind.COLLECTIVE or told else 0 for k, told in zip(found["kind"], described, strict=True)
@@ -237,6 +240,13 @@ ONE_WORK = {name: [0] for name in Works.TYPES}
         ({"works": {**ONE_WORK, "call": [-1], "collective": [-1], "end_ns": [2**62]}}, "span from 0 to"),
         ({"works": {**ONE_WORK, "call": [-1], "collective": [-1], "start_ns": [5]}}, "span from 5 to 0"),
         ({"works": {**ONE_WORK, "call": [-1], "collective": [-1], "kind": [3]}}, "collective that is not described"),
+        (
+            {
+                "works": {name: [0, 0] for name in Works.TYPES} | {"call": [-1, -1]},
+                "collectives": [["all_reduce", "dp", [0, 1], 4, 8, 8, "float32", [], [], None]],
+            },
+            "collective 4 of group 'dp' occurs twice",
+        ),
         ({"ops": {name: [0] for name in Ops.TYPES} | {"signature": [-1]}}, "enclosed by itself"),
         ({"rank": 2}, "rank is 2, expected less than 2"),
         ({"steps": [1, 1]}, "step occurs twice"),

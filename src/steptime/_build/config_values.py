@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from steptime._files import read_whole
+from steptime._program.program import MOST_RANKS
 from steptime._units import SIZE
 from steptime.errors import InputError
 
@@ -77,13 +78,15 @@ class Overrides:
         """Checked; `batch` and `ranks` may stand among the settings."""
         rest = dict(settings or {})
         found: dict[str, int | None] = {}
-        for name, option in (("batch", batch), ("ranks", ranks)):
+        for name, option, most in (("batch", batch, MOST_WHOLE), ("ranks", ranks, MOST_RANKS)):
             also = rest.pop(name, None)
             if option is not None and also not in (None, option):
                 raise InputError(f"{where}: {name} is {option} and is set to {shortened(also)}; give one of the two")
             value = also if option is None else option
             if value is not None and (type(value) is not int or value < 1):
                 raise InputError(f"{where}: {name} is {shortened(value)}; expected 1 or more")
+            if value is not None and value > most:
+                raise InputError(f"{where}: {name} is {shortened(value)}; expected at most {most}")
             found[name] = value
         return cls(found["batch"], found["ranks"], platform_ranks or 1, rest)
 

@@ -23,7 +23,7 @@ from steptime._cli.steps import capture, inspect, predict, replay
 from steptime._cli.sweep import sweep
 from steptime._cli.whatif import diff, whatif
 from steptime._garbage import no_last_collection
-from steptime.errors import InputError, SteptimeError, printable
+from steptime.errors import InputError, SteptimeError, one_line
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -118,5 +118,5 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str) -> int:
-    print(f"steptime: error: {printable(' '.join(message.split()))}", file=sys.stderr)
+    print(f"steptime: error: {one_line(message)}", file=sys.stderr)
     return BAD_INPUT

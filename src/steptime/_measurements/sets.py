@@ -42,8 +42,9 @@ class MeasuredSet:
 
     @property
     def required(self) -> tuple[str, ...]:
-        """Columns that have a value in every row: what was asked, and the times."""
-        return ("times_ns", *(name for name in self.case if name not in self.optional and name not in self.added))
+        """Columns that have a value in every row: what was asked, the times, and the recipe."""
+        asked = (name for name in self.case if name not in self.optional and name not in self.added)
+        return ("times_ns", *asked, *(column.name for column in RECIPE_COLUMNS))
 
     @property
     def schema(self) -> pa.Schema:

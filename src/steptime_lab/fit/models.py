@@ -83,10 +83,9 @@ def _lookups(run: FitRun) -> list[Path]:
 
 
 def _power(run: FitRun) -> list[Path]:
-    """What the card draws, where that was measured."""
+    """What the card draws."""
     if not len(read(run.folder, POWER)):
-        run.report("power: no rows; `steptime measure power` measures them")
-        return []
+        raise InputError(f"{run.folder}: no rows of power to fit; `steptime measure power` makes some")
     shipped = run.device in device_names() and (run.out / f"{run.device}.npz").is_file() is False
     timed_by = Device.load(run.device if shipped else run.out / f"{run.device}.toml")
     model, mixes = fit_power(run.folder, run.limits(), timed_by)

@@ -142,6 +142,12 @@ def test_a_kind_that_nothing_stands_in_for_says_what_is_there() -> None:
         TierModel({}, 0.0, {}).times(Messages.even("barrier", 2, [0.0]))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_curves_of_a_fabric_like_it_say_nothing_of_one_without_its_own(kind: str) -> None:
+    with pytest.raises(InputError, match="there are none"):
+        TierModel({}, 0.0, {}, like=RING.curves).times(Messages.even(kind, 2, [64.0]))
+
+
 def test_json_gives_the_same_times() -> None:
     model = tier(("all_to_all", 2), ("all_to_all", 4), ragged=0.07)
     again = TierModel.from_dict(json.loads(json.dumps(model.to_dict())), "fabric.json")
@@ -164,6 +170,8 @@ def test_measured_ends_stay_inside_after_json() -> None:
     [
         ({"schema_version": 7}, "schema version 7"),
         ({"curves": None}, "no fitted collectives"),
+        ({"curves": []}, "it has no curves; fit them again"),
+        ({"curves": {}}, "it has no curves"),
         ({"curves": [{"kind": "gossip", "ranks": 2}]}, "kind 'gossip'"),
         ({"curves": [{"kind": "all_reduce", "ranks": "2"}]}, "ranks '2'"),
         ({"curves": [{"kind": "all_reduce", "ranks": 2, "log2_bytes": [1, 2]}]}, "log_ns"),

@@ -127,7 +127,7 @@ class TierModel:
 
     def knows(self, kind: str) -> bool:
         """Whether a kind was measured at any rank count, here or on links like these."""
-        return bool(self.measured_ranks(kind)) or any(kind == item for item, _ in self.like)
+        return bool(self.measured_ranks(kind)) or (bool(self.curves) and any(kind == item for item, _ in self.like))
 
     @cached_property
     def _laws(self) -> dict[tuple[str, int], _Law]:
@@ -175,6 +175,8 @@ class TierModel:
             raise InputError(f"{where}: collectives of schema version {version!r}, expected {SCHEMA_VERSION}; fit them again")
         try:
             curves = {_key(item): Curve.from_dict(item) for item in values["curves"]}
+            if not curves:
+                raise ValueError("it has no curves; fit them again")
             residuals = {str(kind): (float(low), float(high)) for kind, (low, high) in values["residuals"].items()}
             power, ragged = float(values["idle_power"]), float(values["ragged"])
         except KeyError as error:

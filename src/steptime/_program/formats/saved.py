@@ -354,10 +354,22 @@ def _check(program: Program) -> None:
         raise ValueError(f"rank {program.rank}: an op is enclosed by itself or by a later one")
     if (works.collective[works.kind == WorkKind.COLLECTIVE] < 0).any():
         raise ValueError(f"rank {program.rank}: a collective that is not described")
+    _check_meetings(program)
     for each in (ops, calls, works):
         _check_times(program.rank, each.start_ns, each.end_ns)
     _check_orders(program)
     _check_numbers(program)
+
+
+def _check_meetings(program: Program) -> None:
+    """A rank comes to each meeting of a group once."""
+    met: set[tuple[str, tuple[int, ...], int]] = set()
+    for index in program.works.collective[program.works.collective >= 0].tolist():
+        each = program.collectives[index]
+        key = (each.group, each.ranks, each.sequence)
+        if key in met:
+            raise ValueError(f"rank {program.rank}: collective {each.sequence} of group {each.group[:40]!r} occurs twice")
+        met.add(key)
 
 
 _ORDERED = (CallKind.LAUNCH, CallKind.STREAM_WAIT, CallKind.EVENT_SYNC, CallKind.DEVICE_SYNC)
