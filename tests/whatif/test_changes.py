@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 import steptime
+from steptime._program.program import Tensor
 from steptime._report.whatif import ChangedPrediction
-from steptime._whatif.batch import batch_size
+from steptime._whatif import batch
+from steptime._whatif.batch import SampleDimensions, batch_size
 from steptime._whatif.grammar import Change, Target, parse, parse_all
 from steptime._whatif.named import Changer
 from steptime._whatif.savings import Scene
@@ -230,6 +232,40 @@ def test_the_batch_is_told_from_layers_and_steps_of_time() -> None:
     assert batch_size(recurrent) == 128
     assert batch_size(Counter({(16, 512, 768): 687, (3, 16, 12, 512, 64): 168, (8192, 768): 135})) == 16
     assert batch_size(Counter({(7, 3): 1, (5, 2): 1, (3, 9): 1, (2, 4): 1})) is None
+
+
+@pytest.mark.parametrize(("name", "size"), [("prefetch_sync", 4096), ("gpt_fsdp2_small", 128), ("dlrm_overlap4", 2048)])
+def test_every_product_follows_the_batch_that_its_recording_had(name: str, size: int) -> None:
+    """Also where a weight has the shape of what it is multiplied by, and where parameters are gathered from as many ranks."""
+    for cohort in scene(name).cohorts:
+        samples = SampleDimensions.of(parse("batch * 2"), cohort.program)
+        assert samples.size == size
+        program, rewrite = cohort.program, samples.rewrite(2.0)
+        for row, at in enumerate(program.ops.signature.tolist()):
+            if at >= 0 and program.names[int(program.ops.name[row])] in ("aten::mm", "aten::addmm"):
+                before, after = (
+                    each.inputs for each in (program.signatures[at], rewrite(program, row, program.signatures[at]))
+                )
+                left, right = (
+                    tensors[-2:]
+                    for tensors in ([each for each in some if isinstance(each, Tensor)] for some in (before, after))
+                )
+                grown = [b.shape[d] * 2 == a.shape[d] for b, a in zip(left, right, strict=True) for d in (0, 1)]
+                assert grown in ([True, False, False, False], [False, True, True, False])
+
+
+def test_what_was_taken_for_the_batch_is_said() -> None:
+    said = steptime.predict(EXAMPLES / "gpt_fsdp2_small", what_if=["batch = 64"]).warnings[0]
+    assert "a rank has 128 samples, 64 after it" in said
+    assert "one rank, not of all 2" in said
+
+
+def test_a_batch_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(steptime.InputError, match="batch is not known"):
+        named_saves_ms("gpt_graph", "batch * 2")
+    monkeypatch.setattr(batch, "batch_size", lambda _: 1000)  # as many classes as there are, taken for the batch
+    with pytest.raises(steptime.InputError, match="do not follow it; predict a config"):
+        named_saves_ms("prefetch_sync", "batch * 2")
 
 
 def test_a_changed_precision_is_measured_by_its_own_peak() -> None:

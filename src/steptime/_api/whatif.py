@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,10 @@ def changed(
 
     `predicted` predicts the job with another batch, if it can be built again.
     """
-    return ChangedPrediction.after(_scene(prediction, platform, predicted).what_if(changes))
+    scene, changer = _scene(prediction, platform, predicted)
+    done = scene.what_if(changes)
+    warnings = (*changer.notes(changes, scene.cohorts), *done.after.warnings)
+    return ChangedPrediction.after(replace(done, after=replace(done.after, warnings=warnings)))
 
 
 def whatif(
@@ -50,13 +54,13 @@ def whatif(
     machine = None if platform is None else platform_for(platform, workload.world_size)
     speed = None if machine is None else calibration_for(calibration, machine)
     step = predict(workload, machine, calibration=calibration if machine is None else speed, profiled=profiled)
-    found = suggested(_scene(step, machine))
+    found = suggested(_scene(step, machine)[0])
     return Suggestions(step, found.savings, found.tried, found.meanings, step.warnings)
 
 
 def _scene(
     prediction: PredictedStep, platform: Platform | None, predicted: Callable[[Workload], PredictedStep] | None = None
-) -> Scene:
+) -> tuple[Scene, Changer]:
     workload = prediction.workload
 
     def rebuilt(batch: int) -> Cohorts:
@@ -64,4 +68,5 @@ def _scene(
         return tuple(each.cohort for each in predicted(workload.varied(batch=batch)).timeline.cohorts)
 
     again = None if predicted is None or workload.rebuild is None else rebuilt
-    return Scene(prediction, Changer(platform, workload.description.batch, again, log_error_of(prediction)))
+    changer = Changer(platform, workload.description.batch, again, log_error_of(prediction))
+    return Scene(prediction, changer), changer

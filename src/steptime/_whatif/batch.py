@@ -26,6 +26,7 @@ Shape = tuple[int, ...]
 # The batch divides the first dimension of nearly all activations: not of masks, of what is stacked and of positions.
 _NEARLY_ALL = 0.75
 _MOST = 0.5
+_SHARDING = "fsdp::"  # ops of torch.distributed.fsdp (_fully_shard/_fsdp_collectives.py)
 _EXCHANGE = "all_to_all"  # of what is looked up, or of tokens
 # Products of two matrices, and where their factors are among the arguments.
 _PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}
@@ -35,8 +36,9 @@ _PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}
 class SampleDimensions:
     """How the shapes of a program depend on its batch."""
 
-    size: int
+    size: int  # of one rank
     parameters: frozenset[Shape]
+    shared: frozenset[Shape] = frozenset()  # shapes of activations that are those of parameters, too
 
     @classmethod
     def of(cls, change: Change, program: Program) -> SampleDimensions:
@@ -48,7 +50,8 @@ class SampleDimensions:
                 change.text,
                 "which dimension of its tensors counts samples is not known: record with record_shapes=True, or give a config",
             )
-        return cls(size, parameters)
+        found = cls(size, parameters)
+        return replace(found, shared=frozenset(found._multiplied(program)) & parameters)
 
     def factor(self, change: Change, known: int | None) -> float:
         """How many times as many samples are asked for; `known` is the batch of all ranks, else that of one is meant."""
@@ -59,9 +62,16 @@ class SampleDimensions:
 
         def rewritten(program: Program, row: int, signature: Signature) -> Signature:
             name = op_kind(program.names[int(program.ops.name[row])]).plain
-            summed = self._summed(name, signature)
-            inputs = tuple(self._value(each, factor, summed.get(at, 0)) for at, each in enumerate(signature.inputs))
-            outputs = signature.outputs if summed else tuple(self._value(each, factor, 0) for each in signature.outputs)
+            summed, rows = self._summed(name, signature), self._rows(name, signature)
+            # Where a factor stands says whether it is a weight; of the shapes in other ops only activations lie like this.
+            kept = self.parameters if name in _PRODUCTS else self.parameters - self.shared
+            anything: frozenset[Shape] = frozenset()
+            inputs = tuple(
+                self._value(each, factor, summed.get(at, 0), anything if at in summed or at == rows else kept)
+                for at, each in enumerate(signature.inputs)
+            )
+            made = kept if rows is None else anything
+            outputs = signature.outputs if summed else tuple(self._value(each, factor, 0, made) for each in signature.outputs)
             return (
                 signature
                 if (inputs, outputs) == (signature.inputs, signature.outputs)
@@ -72,21 +82,46 @@ class SampleDimensions:
 
     def _summed(self, name: str, signature: Signature) -> dict[int, int]:
         """Per argument of a product that makes a weight's gradient: the dimension that is summed over."""
-        if name not in _PRODUCTS:
+        factors = _factors(name, signature)
+        if factors is None or not self._makes_gradient(*factors) or self._by_weight(*factors):
             return {}
-        left, right = (signature.inputs[at] if at < len(signature.inputs) else None for at in _PRODUCTS[name])
-        if not isinstance(left, Tensor) or not isinstance(right, Tensor) or len(left.shape) < 2 or len(right.shape) < 2:
-            return {}
-        result = (left.shape[-2], right.shape[-1])
-        one_of_weights = left.shape in self.parameters or right.shape in self.parameters
-        if len(left.shape) > 2 or result not in self.parameters or left.shape[-1] % self.size or one_of_weights:
-            return {}
-        return {_PRODUCTS[name][0]: len(left.shape) - 1, _PRODUCTS[name][1]: len(right.shape) - 2}
+        return {_PRODUCTS[name][0]: 1, _PRODUCTS[name][1]: 0}
 
-    def _value(self, value: Value, factor: float, dimension: int) -> Value:
+    def _rows(self, name: str, signature: Signature) -> int | None:
+        """The argument of a product with a weight whose rows are samples, whatever else has its shape; None: not sure."""
+        factors = _factors(name, signature)
+        if factors is None or not self._by_weight(*factors) or self._makes_gradient(*factors):
+            return None
+        return _PRODUCTS[name][0]
+
+    def _makes_gradient(self, left: Shape, right: Shape) -> bool:
+        return (left[0], right[1]) in self.parameters and left[1] % self.size == 0
+
+    def _by_weight(self, left: Shape, right: Shape) -> bool:
+        """Whether it is a matrix of samples times a weight; a matrix times itself is a step of an optimiser."""
+        return right in self.parameters and left[0] % self.size == 0 and left != right[::-1]
+
+    def _multiplied(self, program: Program) -> Iterator[Shape]:
+        """Shapes of matrices of samples that are multiplied by a weight, and of what that makes."""
+        for name, at in {*zip(program.ops.name.tolist(), program.ops.signature.tolist(), strict=True)}:
+            plain = op_kind(program.names[name]).plain
+            if at >= 0 and self._rows(plain, program.signatures[at]) is not None:
+                factors = _factors(plain, program.signatures[at])
+                assert factors is not None
+                yield from (factors[0], (factors[0][0], factors[1][1]))
+
+    def untouched(self, program: Program, changed: Program, time_ns: Floats) -> float:
+        """The share of the time of products in those whose shapes are the same with another batch."""
+        names = np.array([op_kind(name).plain in _PRODUCTS for name in program.names], dtype=bool)
+        products = names[program.ops.name]
+        same = products & (program.ops.signature == changed.ops.signature)
+        total = float(time_ns[products].sum())
+        return float(time_ns[same].sum()) / total if total else 0.0
+
+    def _value(self, value: Value, factor: float, dimension: int, kept: frozenset[Shape]) -> Value:
         if isinstance(value, tuple):
-            return tuple(self._value(each, factor, dimension) for each in value)
-        if not isinstance(value, Tensor) or len(value.shape) <= dimension or value.shape in self.parameters:
+            return tuple(self._value(each, factor, dimension, kept) for each in value)
+        if not isinstance(value, Tensor) or len(value.shape) <= dimension or value.shape in kept:
             return value
         if not dimension and value.shape[0] % self.size and self.size in value.shape:
             dimension = value.shape.index(self.size)  # of what is stacked, as queries, keys and values are
@@ -132,6 +167,16 @@ class SampleDimensions:
         return result
 
 
+def _factors(name: str, signature: Signature) -> tuple[Shape, Shape] | None:
+    """The shapes of two matrices that an op multiplies; None: it does not."""
+    if name not in _PRODUCTS:
+        return None
+    left, right = (signature.inputs[at] if at < len(signature.inputs) else None for at in _PRODUCTS[name])
+    if not isinstance(left, Tensor) or not isinstance(right, Tensor) or len(left.shape) != 2 or len(right.shape) != 2:
+        return None
+    return left.shape, right.shape
+
+
 def _strides(tensor: Tensor, dimension: int, factor: float) -> Shape | None:
     """Strides beyond that of the longer dimension grow with it."""
     if tensor.strides is None or len(tensor.strides) != len(tensor.shape):
@@ -155,13 +200,22 @@ def _activations(program: Program, parameters: frozenset[Shape]) -> Counter[Shap
     """Shapes of activations in the forward pass, of tensors of two dimensions or more."""
     counts: Counter[Shape] = Counter()
     ops = program.ops
-    for signature, phase in zip(ops.signature.tolist(), ops.phase.tolist(), strict=True):
-        if signature < 0 or phase != Phase.FORWARD:
+    gathered = _in_gathers(program)
+    for row, (signature, phase) in enumerate(zip(ops.signature.tolist(), ops.phase.tolist(), strict=True)):
+        if signature < 0 or phase != Phase.FORWARD or gathered[row]:
             continue
         for tensor in arguments_of(program.signatures[signature]).inputs:
             if len(tensor.shape) > 1 and tensor.shape not in parameters and tensor.shape[0] > 1:
                 counts[tensor.shape] += 1
     return counts
+
+
+def _in_gathers(program: Program) -> list[bool]:
+    """Per op whether sharded training runs it on buffers of parameters, whose first dimension counts ranks."""
+    result: list[bool] = []
+    for name, parent in zip(program.ops.name.tolist(), program.ops.parent.tolist(), strict=True):
+        result.append(program.names[name].startswith(_SHARDING) or (0 <= parent < len(result) and result[parent]))
+    return result
 
 
 def batch_size(shapes: Counter[Shape]) -> int | None:

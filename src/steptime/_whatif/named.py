@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from steptime._platforms.platform import Platform
@@ -16,6 +16,9 @@ from steptime._whatif.draws import has_draws, with_draws
 from steptime._whatif.grammar import BATCH, BF16, OPTIMIZER, ROOFLINE, SET, TF32, Change, error
 from steptime._whatif.models import Models, rewritten, with_op_times
 from steptime._whatif.roofline import at_peak
+
+# Share of the time of matrix products that a batch must have to do with.
+_MOST = 0.5
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,33 @@ class Changer:
         program = cohort.program
         samples = SampleDimensions.of(change, program)
         factor = samples.factor(change, self.batch)
-        before, after = (models.op_times(each) for each in (program, rewritten(program, samples.rewrite(factor))))
+        changed = rewritten(program, samples.rewrite(factor))
+        before, after = (models.op_times(each) for each in (program, changed))
+        untouched = samples.untouched(program, changed, before.time_ns)
+        if factor != 1.0 and not before.time_ns[changed.ops.signature != program.ops.signature].any():
+            why = "ops do not say their shapes (a CUDA graph, or recorded without record_shapes=True): the batch is not known"
+            raise error(change.text, f"{why}; predict a config or the training script with the other batch instead")
+        if factor != 1.0 and untouched > _MOST:
+            raise error(
+                change.text,
+                f"{samples.size:,} seems to be the batch of a rank, but the shapes of {100 * untouched:.0f} % of the matrix "
+                "products do not follow it; predict a config or the training script with the other batch instead",
+            )
         return samples.beside_kernels(with_op_times(cohort, before, after.time_ns), factor)
+
+    def notes(self, changes: Sequence[Change], cohorts: Cohorts) -> Iterator[str]:
+        """What was taken for the batch where it is found from shapes, and of how many ranks it is."""
+        for change in changes:
+            if change.action != BATCH or self.rebuilt is not None:
+                continue
+            samples, ranks = SampleDimensions.of(change, cohorts[0].program), sum(len(each.ranks) for each in cohorts)
+            factor = samples.factor(change, self.batch)
+            text = (
+                f"{change.text}: the shapes say that a rank has {samples.size:,} samples, {factor * samples.size:,.0f} after it"
+            )
+            if change.choice == SET and ranks > 1:
+                text += "; N is the batch of all ranks" if self.batch else f"; N is the batch of one rank, not of all {ranks}"
+            yield text + "; if that is not the batch, do not use this answer"
 
     def _built_again(self, change: Change, cohorts: Cohorts, rebuilt: Callable[[int], Cohorts]) -> Cohorts:
         """The cohorts of the job with another batch, with draws where these have some."""
