@@ -12,6 +12,7 @@ from tests.api.answer_schema import wrong_in
 
 import steptime
 from steptime._cli.app import run
+from steptime._report.compare_text import verdict_words
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = EXAMPLES / "configs" / "dlrm_small.toml"
@@ -54,6 +55,27 @@ def test_a_large_difference_is_certain_and_a_small_one_is_not() -> None:
     assert near.interval[0] < near.ratio < near.interval[1]
     assert found.per_sample  # batches differ, so that samples are compared
     assert near.ratio == pytest.approx((gpt(520).step_time_ms / 520) / (gpt(512).step_time_ms / 512))
+
+
+def test_steps_of_unknown_batches_are_not_taken_for_the_same_work(tmp_path: Path) -> None:
+    def of(batch: int, *, known: bool, name: str) -> Path:
+        document = json.loads(json.dumps(gpt(batch).to_dict()))
+        gone = {} if known else dict.fromkeys(("batch", "samples_per_s", "tokens_per_s"))
+        file = tmp_path / f"{name}.json"
+        file.write_text(json.dumps({**document, **gone}))
+        return file
+
+    known = steptime.compare(of(64, known=True, name="a"), of(128, known=True, name="b"))
+    assert known.warnings == ()
+    assert "less time per sample than" in verdict_words(known)
+    for second in (True, False):
+        unknown = steptime.compare(of(64, known=False, name="a"), of(128, known=second, name="b"))
+        assert not unknown.per_sample
+        assert "not known" in unknown.warnings[0]
+        assert list(unknown.warnings) == unknown.to_dict()["warnings"]
+        assert "may do different amounts of work" in verdict_words(unknown)
+    machines = steptime.compare(RECORDED, platform=["4xh200-nvlink", "4xh100-nvlink"])
+    assert machines.warnings == ()  # one job is the same work wherever it runs
 
 
 def test_errors_of_one_machine_cancel_and_those_of_two_do_not() -> None:

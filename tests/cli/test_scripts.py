@@ -119,7 +119,7 @@ def test_a_script_that_hangs_ends_at_the_limit_with_all_that_it_started(
     assert run(["capture", "train.py", "-o", "step.json", "--limit", "12"]) == 2
     error = capfd.readouterr().err
     assert "train.py: had no iteration that repeats after 12 s; 0 optimiser steps and 0 backward passes were seen" in error
-    assert "last it was at train.py:8" in error
+    assert "it was last at train.py:8" in error
     assert gone([int(pid) for pid in Path("pids").read_text().split()])
 
 
@@ -145,6 +145,44 @@ def test_ranks_are_what_script_and_platform_say(script: Path, capfd: pytest.Capt
     assert run(["predict", "train.py", "--platform", "8xh200-nvlink", "--json"]) == 0
     answer = json.loads(capfd.readouterr().out)
     assert len(answer["ranks"]) == ranks
+
+
+def test_arguments_reach_all_scripts_that_are_compared(script: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    needs = TRAIN.replace('if "--batch" in sys.argv else 4', "")
+    script.write_text(needs)
+    assert run(["compare", "train.py", "--platform", "1xh200,1xh100", "--json", "--", "--batch", "8"]) == 0
+    assert len(json.loads(capfd.readouterr().out)["variants"]) == 2
+    script.with_name("a.json").write_text("{}")
+    script.with_name("b.json").write_text("{}")
+    assert run(["compare", "--platform", "1xh200", "--", "a.json", "b.json"]) == 2  # files, which are none
+    assert "a.json" in capfd.readouterr().err
+
+
+def test_a_sweep_refuses_the_batch_of_a_script_before_it_runs(script: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script.write_text("open('ran', 'w')\n" + TRAIN)
+    assert run(["sweep", "train.py", "--platform", "1xh200", "--batch", "4,8"]) == 2
+    assert "after --" in capfd.readouterr().err
+    assert not script.with_name("ran").exists()
+
+
+def test_functions_that_join_a_group_have_the_ranks_that_are_given_or_the_platforms(
+    script: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begin, loop = RANKS.replace("print(loss.item())", "loss.item()").split("dist.init_process_group")
+    indented = "".join(f"    {line}\n" for line in f"dist.init_process_group{loop}".splitlines())
+    script.write_text(
+        f"{begin}\ndef train(batch=4):\n{indented}\ndef alone():\n    return lambda: torch.ones(8, device='cuda').mul(2)\n"
+    )
+    asked = ["sweep", "train.py:train", "--platform", "4xh200-nvlink", "--ranks", "2", "--batch", "8,16", "--json"]
+    assert run(asked) == 0
+    variants = json.loads(capfd.readouterr().out)["variants"]
+    assert [len(each["ranks"]) for each in variants] == [2, 2]
+    assert run(["predict", "train.py:train", "--platform", "4xh200-nvlink", "--json"]) == 0
+    assert len(json.loads(capfd.readouterr().out)["ranks"]) == 4
+    assert run(["predict", "train.py:alone", "--platform", "4xh200-nvlink", "--json"]) == 0
+    answer = json.loads(capfd.readouterr().out)
+    assert len(answer["ranks"]) == 1
+    assert any("--ranks 4" in warning for warning in answer["warnings"])
 
 
 @pytest.mark.parametrize("source", ["train.py", "train.py:training_step"])

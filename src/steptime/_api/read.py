@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 # A dotted module or the path of a Python file, a colon, the name of a function in it.
 _FUNCTION = re.compile(r"(?:[A-Za-z_][\w.]*|[^:]+\.py):[A-Za-z_]\w*")
+# What PyTorch or Python says of a job of several ranks that was started as one: nothing tells it which rank it is.
+_NO_GROUP = re.compile(r"\b(?:LOCAL_)?RANK\b|\bWORLD_SIZE\b|process group has not been initialized")
 # What a DLRM config or a TorchRec collection in JSON begins with, and in how many bytes.
 _TABLES = re.compile(rb'"(?:tables|num_embeddings|dense_features)"\s*:')
 _LOOKED_AT = 1 << 14
@@ -44,7 +48,8 @@ def read(
     its arguments); or a workload, which is taken as it is. `batch` (global) and `ranks` change a config or a function, `ranks`
     a script too, which may run for `limit_s`. `plan` is the file of a plan of a DLRM's tables, as `steptime shard` or TorchRec
     writes it. `settings` are keys of a config with other values than its file has, dotted: `{"parallel.fsdp": 8}`; None takes a
-    key away. A sharding task or a script that names no ranks is for `platform_ranks`. `progress` is told the name and the
+    key away. A sharding task that names no ranks, or a script or function that
+    joins a process group, is for `platform_ranks`. `progress` is told the name and the
     bytes read so far of long recordings.
     """
     if isinstance(source, Workload):
@@ -113,14 +118,30 @@ def _of_code(
     if find_spec("torch") is None:
         raise InputError(f"{text}: capturing needs PyTorch, which is not installed; pip install 'steptime[measure]'")
     if not is_script(text):
-        from steptime._capture.script import captured
-
-        return captured(text, arguments=tuple(arguments), batch=batch, ranks=ranks or 1)
+        return _of_function(text, tuple(arguments), batch, ranks, platform_ranks or 1)
     from steptime._capture.launch import LIMIT_S, Script, fixed_batch
 
     if batch is not None:
         raise InputError(f"{text}: {fixed_batch(batch)}")
     return Script(Path(text), tuple(arguments), LIMIT_S if limit_s is None else limit_s).workload(ranks, platform_ranks)
+
+
+def _of_function(text: str, arguments: tuple[str, ...], batch: int | None, ranks: int | None, platform_ranks: int) -> Workload:
+    """On so many ranks; where none are given, on one, or on those of the platform if the function joins a process group."""
+    from steptime._capture.script import captured
+
+    if ranks is not None or platform_ranks == 1:
+        return captured(text, arguments=arguments, batch=batch, ranks=ranks or 1)
+    try:
+        with warnings.catch_warnings():  # of a group that is joined before anything says that there is none
+            warnings.filterwarnings("ignore", message="Attempted to get default timeout for nccl")
+            alone = captured(text, arguments=arguments, batch=batch)
+    except InputError as error:
+        if _NO_GROUP.search(str(error)) is None:
+            raise
+        return captured(text, arguments=arguments, batch=batch, ranks=platform_ranks)
+    said = f"captured as one rank, on one of {platform_ranks} GPUs: --ranks {platform_ranks} captures a job of all of them"
+    return replace(alone, warnings=(*alone.warnings, said))
 
 
 def capture(

@@ -100,7 +100,7 @@ def sweep(
     for name in platforms:
         if ("platform", name) not in objects:
             platform_parts(name)  # one that is not there is a slip, not a variant to leave out
-    job = _Job(source, objects, _prices(price, platforms), strict=strict, profiled=profiled, platforms=platforms)
+    job = _Job(source, objects, _prices(price, platforms), strict=strict, profiled=profiled, platforms=platforms, points=points)
     results: list[Document | str | None] = [None] * len(points)
     with _Kept(job, points, journal) as kept:
         done = [at for at in range(len(points)) if kept.found(at) is not None]
@@ -132,14 +132,28 @@ class _Job:
         strict: bool,
         profiled: bool,
         platforms: Sequence[str],
+        points: Sequence[SweepPoint],
     ) -> None:
         self.objects, self.prices, self.strict, self.profiled = objects, prices, strict, profiled
         self.config = _config_of(source)
         first = objects.get(("platform", platforms[0]), platforms[0])
-        self.workload = None if self.config is not None else read(source, platform_ranks=platform_ranks(first))
         self._last: tuple[str, Workload] | None = None
+        self.workload = None if self.config is not None else self._first(source, points, platform_ranks(first))
         self._machines: dict[str, Platform] = {}
         self._done = 0
+
+    def _first(self, source: Source, points: Sequence[SweepPoint], ranks: int | None) -> Workload:
+        """What others are made from. Code runs as the first point has it: some does not run as one rank, or takes no batch."""
+        named = _named(source)
+        if not callable(source) and not (named and runs_code(named[0])):
+            return read(source, platform_ranks=ranks)
+        options = self.options(points[0])
+        common = {name: options[name] for name in ("batch", "ranks") if all(name in point.settings for point in points)}
+        keys = {key: value for point in points for key, value in point.settings.items() if key not in (*OPTIONS, VARIANT)}
+        result = read(source, **common, settings=keys, platform_ranks=ranks)
+        if set(common) == {name for name in _OF_WORKLOAD if name in options}:
+            self._last = self.shared(points[0]), result
+        return result
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is shared: whoever gets the job builds their own."""
@@ -294,11 +308,16 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _config_of(source: Source) -> Path | None:
     """The file of a config, which other processes read themselves; None where the source is something else."""
-    if isinstance(source, Workload) or callable(source):
-        return None
-    texts = [str(source)] if isinstance(source, str | Path) else [str(each) for each in source]
+    texts = _named(source)
     single = len(texts) == 1 and not runs_code(texts[0])
     return Path(texts[0]) if single and is_config(Path(texts[0])) else None
+
+
+def _named(source: Source) -> list[str]:
+    """What a source is called on a command line; nothing where it is an object."""
+    if isinstance(source, Workload) or callable(source):
+        return []
+    return [str(source)] if isinstance(source, str | Path) else [str(each) for each in source]
 
 
 def _several(value: Any) -> list[Any]:

@@ -113,6 +113,7 @@ def world(rank: int, ranks: int, streams: Streams, *, joined: bool = True) -> It
     """
     if dist.is_initialized():
         raise InputError("a process group exists already; capture ranks before torch.distributed.init_process_group is called")
+    distributed_c10d._world.group_count = 0  # one that could not be joined has counted; names are the same on every rank
     environment = {
         "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "localhost", "MASTER_PORT": "29500",

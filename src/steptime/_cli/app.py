@@ -13,7 +13,7 @@ import typer
 
 from steptime import __version__
 from steptime._cli.calibrate import calibrate
-from steptime._cli.compare import compare
+from steptime._cli.compare import WithOwnArguments, compare
 from steptime._cli.completion import VARIABLE, complete
 from steptime._cli.explore import explore
 from steptime._cli.plan import plan
@@ -54,7 +54,7 @@ def steptime(
 
 
 for _command in (predict, replay, inspect, capture, platforms, fabric, shard, plan, sweep, compare, explore, whatif, diff):
-    app.command()(_command)
+    app.command(cls=WithOwnArguments if _command is compare else None)(_command)
 
 
 def lab_commands() -> dict[str, Callable[..., None]]:

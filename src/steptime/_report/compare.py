@@ -39,6 +39,7 @@ _INPUTS = (
     "profiled",
     "price",
 )
+_OF_JOB = ("workload", "batch", "sequence", "ranks")
 _KINDS = ("transformer", "dlrm")
 _DRAWS = 64
 # What lookups of a table are drawn from, and what configs call that.
@@ -139,6 +140,16 @@ class ComparedAnswers:
         return len(batches) > 1 and all(each.samples_per_s is not None for each in self.items)
 
     @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """What a reader should know before trusting the differences: steps of unknown batches may do different work."""
+        known = [each.document.get("batch") is not None for each in self.items]
+        jobs = {(each.source, repr(sorted((key, each.inputs.get(key)) for key in _OF_JOB))) for each in self.items}
+        if all(known) or len(jobs) == 1:  # of one job on several machines
+            return ()
+        which = "batches are not known" if not any(known) else f"the batch of {self.names[known.index(False)]} is not known"
+        return (f"{which}: steps are compared, and may do different amounts of work",)
+
+    @cached_property
     def differs(self) -> dict[str, list[Any]]:
         """Inputs that are not the same for all, and the value of each; None where one has no such input."""
         keys = list(dict.fromkeys(key for each in self.items for key in each.inputs))
@@ -181,7 +192,7 @@ class ComparedAnswers:
             "differs": self.differs,
             "variants": variants,
             "diff": None if self.diff is None else self.diff.to_dict(),
-            "warnings": [],
+            "warnings": list(self.warnings),
         })  # fmt: skip
 
     def rows(self) -> list[Document]:
@@ -217,7 +228,8 @@ class ComparedAnswers:
 
 def _name_words(key: str, value: Any) -> str:
     if key == "source":
-        return Path(str(value)).stem
+        file, space, own = str(value).partition(" ")
+        return f"{Path(file).stem} {own}" if space and file.endswith(".py") else Path(str(value)).stem
     return value_words(value) if key in ("platform", "variant") else f"{key} {value_words(value)}"
 
 

@@ -49,6 +49,8 @@ def verdict_words(answer: ComparedAnswers) -> str:
     best = min(fitting, key=lambda at: ratio[at])
     unfit = len(answer.items) - len(fitting)
     beside = f"; {unfit} {'do' if unfit > 1 else 'does'} not fit" if unfit else ""
+    beside += "".join(f"; {each}" for each in answer.warnings)
+    less_time = f"% less time per {'sample' if answer.per_sample else 'step'} than"
     others = [at for at in fitting if at != best]
     if not others:
         return f"{answer.names[best]} is the only one that fits{beside}"
@@ -59,7 +61,7 @@ def verdict_words(answer: ComparedAnswers) -> str:
         if less < 5e-4:
             return f"{answer.names[0]} and {answer.names[1]} take the same time{beside}"
         sure = percent(found.p_faster if best == 1 else 1 - found.p_faster)
-        by = f"{answer.names[best]} is {100 * less:.1f} % faster than {answer.names[other]}"
+        by = f"{answer.names[best]} takes {100 * less:.1f} {less_time} {answer.names[other]}"
         more = (
             "more than the errors of both"
             if found.certain
@@ -72,7 +74,7 @@ def verdict_words(answer: ComparedAnswers) -> str:
         tied = f"; within errors of it: {', '.join(close[:4])}" if close else ", by more than the uncertainty"
         return f"{answer.names[0]} is fastest{tied}{beside}"
     sure = "by more than the uncertainty" if first.certain else f"with a chance of {percent(first.p_faster)}"
-    return f"{answer.names[best]} is fastest, {100 * (1 - first.ratio):.1f} % less than {answer.names[0]} {sure}{beside}"
+    return f"{answer.names[best]} is fastest, {100 * (1 - first.ratio):.1f} {less_time} {answer.names[0]} {sure}{beside}"
 
 
 def difference_words(found: AgainstFirst) -> str:
