@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Context, Option
 from typer.core import TyperCommand
@@ -19,7 +19,7 @@ AFTER = "steptime.after"  # how many arguments follow after --
 class WithOwnArguments(TyperCommand):
     """A command of several answers: what follows after -- are arguments of those that are scripts."""
 
-    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keeps how many there are: the parser puts them among the answers."""
         ctx.meta[AFTER] = len(args) - args.index("--") - 1 if "--" in args else 0
         return super().parse_args(ctx, args)
