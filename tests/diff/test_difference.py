@@ -64,6 +64,9 @@ def test_what_one_side_alone_has_is_removed_or_added() -> None:
     back = steptime.diff(EXAMPLES / "gpt_fsdp2_small", whole)
     adds_up(back)
     assert any(name.startswith("removed attention") for name in back.parts)
+    for unlike in (answer, back):
+        assert "may be different models" in unlike.to_dict()["warnings"][0]
+    assert not any("different models" in text for text in steptime.diff(whole, whole).to_dict()["warnings"])
 
 
 def test_a_recording_and_its_prediction_are_matched_op_by_op() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import steptime
 from steptime._platforms.platform import Platform
 from steptime._program.load import load
 from steptime._shard.configs import configured_in
@@ -76,3 +77,11 @@ def test_nothing_is_said_of_memory_without_identities_of_tensors() -> None:
     memory = predict_on(load([EXAMPLES / "gpt_graph"]), Platform.load("1xh200")).memory
     assert set(memory) == {"peak_bytes", "unknown"}
     assert memory["peak_bytes"] is None
+
+
+def test_a_platform_with_more_ranks_than_were_recorded_is_said_to_idle() -> None:
+    """A recording has as many ranks as it has: nobody may take its step for one of eight."""
+    small, large = (steptime.predict(EXAMPLES / "gpt_fsdp2_small", name) for name in ("2xh200-nvlink", "8xh200-nvlink"))
+    assert large.step_time_ms == small.step_time_ms
+    assert large.warnings[1:] == small.warnings
+    assert "8xh200-nvlink is for 8 ranks and gpt_fsdp2_small has 2: predicted on 2xh200-nvlink" in large.warnings[0]

@@ -18,8 +18,8 @@ from steptime._sim import Cohort, Timing
 from steptime._sim.core.simulate import simulate
 from steptime._sim.core.steady import steady
 from steptime._sim.explain.activity import Activity, Window, activity
-from steptime._sim.explain.bound import waiting
-from steptime._sim.explain.critical_path import short_kernel_name
+from steptime._sim.explain.bound import _decided, waiting
+from steptime._sim.explain.critical_path import PathShare, PathSummary, short_kernel_name
 from steptime._sim.prediction import PredictedStep, explain, predict
 from steptime._sim.recorded.replay import step_times_ns
 from steptime._sim.recorded.timing import recorded
@@ -204,3 +204,30 @@ def test_one_rank_predicts_the_run_of_all(name: str) -> None:
 )
 def test_kernel_names_are_shortened_to_what_tells_them_apart(name: str, short: str) -> None:
     assert short_kernel_name(name) == short
+
+
+def of_path(**shares: float) -> PathSummary:
+    return PathSummary(1.0, tuple(PathShare(kind, share, share) for kind, share in shares.items()), (), ())
+
+
+@pytest.mark.parametrize(
+    ("expected", "shares", "said"),
+    [
+        (
+            "on the wire",
+            {"device": 0.59, "collective": 0.41},
+            "so faster kernels and faster or hidden collectives both shorten",
+        ),
+        (
+            "on the wire",
+            {"device": 0.98, "collective": 0.02},
+            "98 % of the critical path is on the GPU, so faster kernels would",
+        ),
+        ("", {"host": 1.0}, "100 % of the critical path is on the host, so less work on the host would shorten the step"),
+        ("on the GPU", {"device": 0.9, "host": 0.1}, "; 90 % of the critical path is on the GPU"),
+    ],
+)
+def test_what_binds_and_what_to_do_agree(expected: str, shares: dict[str, float], said: str) -> None:
+    text = _decided(of_path(**shares), expected)
+    assert said in text
+    assert "but" not in text

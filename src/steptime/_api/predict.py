@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,6 +89,7 @@ def predict(
 
     def predicted(job: Workload) -> PredictedStep:
         step = predict_on(job, machine, calibration=speed, strict=strict, profiled=profiled, other_host=host is not None)
+        step = replace(step, warnings=(*idle_gpus(workload, platform, machine), *step.warnings))
         return replace(within(step, memory_bytes), price=price)
 
     step = predicted(workload)
@@ -187,6 +188,17 @@ def _check_profiled(workload: Workload, host: str | Path | None, *, profiled: bo
         raise InputError(f"--profiled: {workload.name or 'the workload'} was never recorded; it goes with traces of a run")
     if profiled and host is not None:
         raise InputError(f"--profiled --host {host}: host times are those that were recorded; give one of the two")
+
+
+def idle_gpus(workload: Workload, asked: str | Path | Platform, machine: Platform) -> Iterator[str]:
+    """That a run which cannot be made anew leaves GPUs of the platform alone."""
+    there = platform_ranks(asked)
+    if workload.rebuild is None and there is not None and there > machine.ranks:
+        named = asked.name if isinstance(asked, Platform) else asked
+        yield (
+            f"{named} is for {there} ranks and {workload.name or 'the workload'} has {machine.ranks}: predicted on "
+            f"{machine.name}, the others idle; for another number of ranks give a config or the training script"
+        )
 
 
 def _suggested(ranks: int) -> str:

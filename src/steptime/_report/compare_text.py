@@ -9,7 +9,7 @@ from rich.console import Console
 
 from steptime._report.compare import AgainstFirst, ComparedAnswers
 from steptime._report.cost import money
-from steptime._report.diff import diff_sections, print_parts
+from steptime._report.diff import diff_sections, print_parts, unlike
 from steptime._report.html.markup import Markup, table, tag
 from steptime._report.html.static import section, static_page
 from steptime._report.layout import print_heading, print_line, print_numbers, print_section, print_warnings
@@ -116,9 +116,10 @@ def _value(value: Any) -> str:
 
 
 def _warnings(answer: ComparedAnswers) -> Sequence[str]:
-    """Warnings that all have: those of one are in its own answer."""
+    """That two have little in common, and warnings that all have: those of one are in its own answer."""
     common = answer.items[0].document.get("warnings", [])
-    return [text for text in common if all(text in each.document.get("warnings", []) for each in answer.items)]
+    alone = [] if answer.diff is None else list(unlike(answer.diff.difference))
+    return [*alone, *(text for text in common if all(text in each.document.get("warnings", []) for each in answer.items))]
 
 
 def compare_page(answer: ComparedAnswers) -> str:

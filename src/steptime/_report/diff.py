@@ -39,6 +39,22 @@ _WORTH_SAYING = 0.002
 _OPS_LISTED = 12
 _NAME_AT_MOST = 60
 SMALL_PARTS = "all others"
+# Two runs of one model have at least this share of their device time in common, whatever was changed in between.
+_SAME_MODEL = 0.5
+
+
+def _warnings(found: Difference) -> dict[str, None]:
+    """What to doubt, once each; first that the two are hardly the same model."""
+    return dict.fromkeys((*unlike(found), *found.before.warnings, *found.after.warnings))
+
+
+def unlike(found: Difference) -> Iterator[str]:
+    """That the two have so little in common that parts say little about why."""
+    if found.matched < _SAME_MODEL:
+        yield (
+            f"only {percent(found.matched)} of the device time of both is found in the other: these may be different models, "
+            "and most parts are just what one has and the other has not"
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,7 +90,7 @@ class Compared:
             "after": _step(found.after),
             "matched": found.matched,
             "ops": [asdict(each) for each in found.ops],
-            "warnings": list(dict.fromkeys((*found.before.warnings, *found.after.warnings))),
+            "warnings": list(_warnings(found)),
         })  # fmt: skip
 
     def to_table(self) -> pa.Table:
@@ -150,7 +166,7 @@ def print_diff(console: Console, answer: Compared) -> None:
     print_parts(console, answer)
     print_line(console, "Before", before.bound_by)
     print_line(console, "After", after.bound_by, spaced=False)
-    print_warnings(console, list(dict.fromkeys((*before.warnings, *after.warnings))))
+    print_warnings(console, list(_warnings(found)))
 
 
 def print_parts(console: Console, answer: Compared) -> None:
@@ -194,7 +210,7 @@ def diff_page(found: Difference) -> str:
         "Found in the other": percent(found.matched),
         "Before": before.bound_by,
     }
-    warnings = list(dict.fromkeys((*before.warnings, *after.warnings)))
+    warnings = list(_warnings(found))
     share = f", {100 * found.total_ms / before.step_time_ms:+.1f} %" if before.step_time_ms else ""
     number = tag(
         "p", tag("strong", signed_ms(found.total_ms)), tag("span", f"ms per step{share}", class_="unit"), class_="step"

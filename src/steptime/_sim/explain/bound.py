@@ -31,6 +31,16 @@ _PLACES: dict[str, tuple[Reason, ...]] = {
     "waiting for absent ranks": ("absent peer",),
 }
 
+# What makes the step shorter where the critical path lies there.
+_SHORTER = {
+    "on the host": "less work on the host",
+    "on the GPU": "faster kernels",
+    "on the wire": "faster or hidden collectives",
+    "waiting for absent ranks": "earlier arrivals of the absent ranks",
+}
+# Share of the critical path from which a place is worth a change of its own.
+_WORTH_SHORTENING = 0.1
+
 
 @dataclass(frozen=True)
 class Straggler:
@@ -148,13 +158,17 @@ def _regime_of(rank: RankSummary) -> str:
 
 
 def _decided(path: PathSummary, expected: str) -> str:
-    """Where most of the critical path lies, and that this matters more where it is not what the regime suggests."""
+    """Where most of the critical path lies; and what shortens the step, where that is not what the regime suggests alone."""
     shares = {where: path.share(*reasons) for where, reasons in _PLACES.items()}
     where = max(shares, key=lambda p: shares[p])
     if not shares[where]:
         return ""
-    text = f"{_percent(shares[where])} of the critical path is {where}"
-    return f"; {text}" if where == expected or not expected else f"; but {text}: start there"
+    if where == expected:
+        return f"; {_percent(shares[where])} of the critical path is {where}"
+    if shares.get(expected, 0.0) >= _WORTH_SHORTENING:
+        both = f"{_percent(shares[where])} {where} and {_percent(shares[expected])} {expected}"
+        return f"; the critical path is {both}, so {_SHORTER[where]} and {_SHORTER[expected]} both shorten the step"
+    return f"; {_percent(shares[where])} of the critical path is {where}, so {_SHORTER[where]} would shorten the step"
 
 
 def _waiting(ranks: Sequence[RankSummary], waiting: float, waited: Waiting) -> str:
