@@ -169,4 +169,4 @@ GB_PER_S = Dimension(
 )
 _RATES = {f"{prefix}{unit}": factor for unit in ("FLOPS", "FLOP/s", "OPS") for prefix, factor in (("", 1.0), *_DECIMAL.items())}
 RATE = Dimension("a rate", _RATES, "989TFLOPS or 989e12 (per second)")
-PRICE = Dimension("a price", {"$": 1.0, "USD": 1.0}, "2.5 (dollars for one GPU and hour)")
+PRICE = Dimension("a price", {"$": 1.0, "USD": 1.0}, "2.5, a number of dollars per GPU-hour")

@@ -113,6 +113,10 @@ def test_parts_can_be_swapped_to_look_at(capsys: Captured) -> None:
     ("words", "said"),
     [
         (["8xh200-nvlnk"], "did you mean 8xh200-nvlink?"),
+        (["8xH100-NVLink"], "did you mean 8xh100-nvlink?"),
+        (["h100x8"], "did you mean 8xh100-nvlink?"),
+        (["H200x16-ib400"], "did you mean 16xh200-ib400?"),
+        (["16xh200-nvlink"], "joins 8; did you mean 16xh200-ib400?"),
         (["4xa40-pairwise-nvlink"], "no models of device a40"),
         (["1xh200", "--host", "nobody"], "no host 'nobody'"),
         (["1xh200", "--device", "h900"], "no device 'h900'"),

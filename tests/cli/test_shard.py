@@ -100,7 +100,8 @@ def test_another_fabric_and_headroom_change_the_answer(tables: Path, capsys: pyt
     [
         (("--ranks", "8"), "on 8 ranks: platform 4xh200-quarter-loopback joins 4"),
         (("--batch", "1001"), "a batch of 1001 cannot be split evenly"),
-        (("--memory", "1000"), "does not fit on 4 ranks: every rank needs"),
+        (("--memory", "141"), "141 is in bytes; did you mean 141GB?"),
+        (("--memory", "2000000"), "does not fit on 4 ranks: every rank needs"),
         (("--memory", "120000000"), "What would help: (1)"),
         (("--evaluate", "nowhere.json"), "nowhere.json: no such file"),
     ],

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.fuzz.samples import PLANS, TASK
 
+import steptime
 from steptime._cli.app import run
 
 PLATFORM = ("--platform", "2xh200-nvlink")
@@ -64,6 +65,30 @@ def test_a_wrong_number_of_a_task_is_refused_by_its_table(
 ) -> None:
     line = refusal(tmp_path, {"task.toml": TASK.replace(*change)}, ["predict", "task.toml", *PLATFORM], capsys)
     assert f"/task.toml, {message}" in line
+
+
+def test_rows_of_a_csv_are_whole_however_they_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = []
+    for rows in ("1000000", "1_000_000", "1e6", "1.0E+6"):
+        (tmp_path / "tables.csv").write_text(f"name,rows,dim\nuser,{rows},16\n")
+        sizes.append(steptime.read(tmp_path / "tables.csv").description.parameters)
+    assert len(set(sizes)) == 1
+    for rows in ("10M", "1.5", "1e999", "nan", ""):
+        files = {"tables.csv": f"name,rows,dim\nuser,{rows},16\n"}
+        line = refusal(tmp_path, files, ["predict", "tables.csv", *PLATFORM], capsys)
+        assert "line 2" in line
+        assert not rows or f"rows is '{rows}'; expected a whole number, as 1000000" in line
+
+
+@pytest.mark.parametrize("config", ["gpt2-ddp.toml", "dlrm_small.toml"])
+def test_a_batch_that_ranks_cannot_share_is_answered_with_the_nearest_they_can(
+    config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(Path(__file__).parents[2] / "examples" / "configs" / config)
+    assert run(["predict", file, "--platform", "8xh200-nvlink", "--ranks", "8", "--batch", "100"]) == 2
+    assert "(96 or 104)" in capsys.readouterr().err
+    assert run(["predict", file, "--platform", "8xh200-nvlink", "--ranks", "64", "--batch", "640"]) == 2
+    assert "64xh200-ib400" in capsys.readouterr().err
 
 
 def test_a_csv_cell_of_any_length_is_one_line_of_bounded_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from steptime._plan.explain import compared
 from steptime._plan.search import search
 from steptime._plan.space import Choices
 from steptime._platforms.calibration import Calibration
+from steptime._platforms.names import joining
 from steptime._platforms.platform import Platform
 from steptime._platforms.situation import situation_of
 from steptime._report.cost import checked_price
@@ -70,8 +71,8 @@ def plan(
     machine = platform_for(platform, ranks, fabric=fabric)
     if ranks > machine.ranks:
         raise InputError(
-            f"--gpus {ranks}: platform {machine.name} joins {machine.ranks}; choose one that joins as many, as `steptime "
-            f"platforms` lists them, or --gpus {machine.ranks}"
+            f"--gpus {ranks}: platform {machine.name} joins {machine.ranks}; choose one that joins as many, as "
+            f"{joining(ranks, machine.parts.device) or '`steptime platforms` lists them'}, or --gpus {machine.ranks}"
         )
     checked_price(price)
     speed = calibration_for(calibration, machine)

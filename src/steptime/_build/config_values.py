@@ -22,6 +22,14 @@ MOST_WHOLE = 2**63 - 1
 """Of whole numbers where no key says less: they end in arrays of 64 bits."""
 
 
+def nearest_multiples(size: int, parts: int) -> str:
+    """The sizes next to one that so many parts do share evenly, in words for behind "a multiple of"."""
+    if parts < 1:
+        return ""
+    below = size // parts * parts
+    return f" ({below} or {below + parts})" if below else f" ({parts})"
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """The values of a TOML file that may be anything."""
     return dict(_read(path, "a config, see docs/configs.md", tomllib.loads, "TOML", "utf-8"))
@@ -117,6 +125,8 @@ class Values:
         """A whole number in a range."""
         value = self.values[key]
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            if isinstance(value, float) and value.is_integer() and least <= value <= most:
+                raise self.wrong(key, f"a whole number, as {int(value)}")
             upper = "" if most == MOST_WHOLE else f", at most {most}"
             raise self.wrong(key, f"a whole number of {least} or more{upper}")
         return value

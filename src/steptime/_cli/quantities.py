@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from steptime._units import PRICE, SIZE, Dimension
+from steptime._units import MIB, PRICE, SIZE, Dimension
 from steptime.errors import InputError
 
 
@@ -15,6 +15,8 @@ def quantity(option: str, dimension: Dimension, least: float = 0.0) -> Callable[
     def parsed(text: str) -> float:
         value = dimension.parse(text.removeprefix("$") if dimension is PRICE else text, option)
         result = math.floor(value) if dimension is SIZE else value
+        if dimension is SIZE and least <= result < MIB and text.strip().isdecimal():
+            raise InputError(f"{option} {text}: {text.strip()} is in bytes; did you mean {text.strip()}GB?")
         if result < least:
             raise InputError(f"{option} {text}: expected {least:g} or more, such as {dimension.examples}")
         return result

@@ -46,6 +46,13 @@ def chip(device: DeviceLimits) -> str:
     return _MEMORY.sub("", device.whole)
 
 
+def joining(ranks: int, device: str) -> str | None:
+    """A platform of so many ranks on such devices, of the smallest shipped fabric that joins them; None where none does."""
+    fabrics = [read_fabric(name) for name in fabric_names()]
+    large = [each for each in fabrics if each.ranks >= ranks and joins(each, read_device(device))]
+    return named(ranks, device, min(large, key=lambda each: each.ranks).name) if large else None
+
+
 def _usual_counts(fabric: FabricLimits) -> list[int]:
     """Powers of two and all ranks; of several nodes, those that one node does not have."""
     least = 2 if fabric.nodes == 1 else fabric.gpus_per_node + 1

@@ -24,7 +24,7 @@ from steptime._models.collectives.overlap import Overlap
 from steptime._models.host.model import HOSTS, HostModel, read_host
 from steptime._platforms.device import Device
 from steptime._platforms.fabric import Fabric
-from steptime._platforms.names import chip, joins, named, shipped
+from steptime._platforms.names import chip, joining, joins, named, shipped
 from steptime.errors import InputError
 
 SCHEMA_VERSION = 1
@@ -32,6 +32,7 @@ SCHEMA_VERSION = 1
 ADOPTED = "platform.toml"
 
 _NAME = re.compile(r"([0-9]{1,6})x([a-z0-9]\S*)")
+_TURNED = re.compile(r"([a-z][a-z0-9]*?)x([0-9]{1,6})(|-\S*)")  # h100x8
 _NVLINK = ("nvlink", "nvswitch")
 _NEAREST = 8  # platforms that an unknown one is answered with
 _LONGEST_NAME = 100  # in a message
@@ -72,7 +73,8 @@ class PlatformParts:
         if self.ranks > 1 and fabric is None:
             raise InputError(f"{ranks} and no fabric between them; there are {', '.join(fabric_names())}")
         if fabric is not None and self.ranks > fabric.ranks:
-            raise InputError(f"{ranks}, fabric {fabric.name} joins {fabric.ranks}")
+            other = joining(self.ranks, self.device)
+            raise InputError(f"{ranks}, fabric {fabric.name} joins {fabric.ranks}{f'; did you mean {other}?' if other else ''}")
         if 1 < device.share < self.ranks:
             raise InputError(f"{ranks}, {device.name} is one of {device.share} shares of a GPU")
 
@@ -228,9 +230,20 @@ def _without_models(rest: str) -> str:
 def _unknown(name: str, why: str) -> InputError:
     there = [parts.name for parts in shipped_platforms()]
     alike = [item for item in there if item.split("x")[0] == name.split("x", maxsplit=1)[0]]
-    meant = get_close_matches(name, alike, 1, cutoff=0.4) or get_close_matches(name, there, 1, cutoff=0.4)
+    meant = _turned(name.lower(), there) or _close(name, alike) or _close(name, there)
     hint = f"; did you mean {meant[0]}?" if meant else "."
-    near = list(dict.fromkeys((*get_close_matches(name, there, _NEAREST), *there)))[:_NEAREST]
+    near = list(dict.fromkeys((*get_close_matches(name.lower(), there, _NEAREST), *there)))[:_NEAREST]
     others = f"{', '.join(near)} and {len(there) - len(near)} more (steptime platforms)"
     more = f"There are {others}, or give a .toml file or a folder of `steptime adopt`"
     return InputError(f"no platform {name[:_LONGEST_NAME]!r}: {why}{hint} {more}")
+
+
+def _close(name: str, names: list[str]) -> list[str]:
+    return get_close_matches(name.lower(), names, 1, cutoff=0.4)
+
+
+def _turned(name: str, there: list[str]) -> list[str]:
+    """The platform that is written so but for its case, or that has its ranks behind the device."""
+    turned = _TURNED.fullmatch(name)
+    wanted = name if turned is None else f"{turned[2]}x{turned[1]}{turned[3]}"
+    return [each for each in there if each == wanted or each.startswith(f"{wanted}-")][:1]

@@ -14,6 +14,7 @@ import numpy as np
 
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.plan import Plan
+from steptime._platforms.names import joining
 from steptime._platforms.platform import Platform
 from steptime._shard.divisions import TaskDivisions
 from steptime._shard.evaluator import Evaluator, is_played
@@ -174,7 +175,8 @@ def check_ranks(task: Task, platform: Platform) -> None:
     if task.ranks > platform.ranks:
         raise InputError(
             f"{task.model.name} on {task.ranks} ranks: platform {platform.name} joins {platform.ranks}; choose one that joins "
-            f"{task.ranks} or more, as `steptime platforms` lists them, or --ranks {platform.ranks}"
+            f"{task.ranks} or more, as {joining(task.ranks, platform.parts.device) or '`steptime platforms` lists them'}, or "
+            f"--ranks {platform.ranks}"
         )
 
 

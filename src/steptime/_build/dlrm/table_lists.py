@@ -92,10 +92,22 @@ def _of_cells(cells: Mapping[str, str], index: int, where: str) -> _Listed:
     for name, kind in kinds.items():
         if name in cells:
             try:
-                values[name] = kind(cells[name].replace("_", ""))
+                values[name] = _whole(cells[name]) if kind is int else kind(cells[name].replace("_", ""))
             except ValueError:
-                raise InputError(f"{where}: {name} is {cells[name]!r}; expected a number") from None
+                expected = "a whole number, as 1000000" if kind is int else "a number"
+                raise InputError(f"{where}: {name} is {cells[name]!r}; expected {expected}") from None
     return _listed(Values(values, where), {key: values[key] for key in _SKEW if key in values}, index)
+
+
+def _whole(text: str) -> int:
+    """A whole number, also as 1e6; a `ValueError` where it is none."""
+    plain = text.replace("_", "")
+    if plain.lstrip("+-").isdecimal():
+        return int(plain)
+    value = float(plain)
+    if not value.is_integer():  # of infinity and NaN too
+        raise ValueError(text)
+    return int(value)
 
 
 def torchrec_tables(tables: Sequence[Mapping[str, Any]], where: str, overrides: Overrides) -> DlrmConfig:

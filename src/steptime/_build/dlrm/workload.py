@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from steptime._build.config_values import nearest_multiples
 from steptime._build.dlrm.exchanges import Nodes
 from steptime._build.dlrm.model import KIND, MOST_BATCH, Dlrm, Table
 from steptime._build.dlrm.plan import BY_NODE, DATA_PARALLEL, GRID, ROW_WISE, SLICED, Plan
@@ -149,7 +150,8 @@ def check_batch(model: Dlrm, ranks: int, where: str) -> None:
         raise InputError(f"{where}: a batch of {model.batch}; expected 1 to {MOST_BATCH} samples")
     if ranks < 1 or model.batch % ranks:
         raise InputError(
-            f"{where}: a batch of {model.batch} cannot be split evenly over {ranks} ranks; give a multiple of the ranks"
+            f"{where}: a batch of {model.batch} cannot be split evenly over {ranks} ranks; give a multiple of "
+            f"the ranks{nearest_multiples(model.batch, ranks)}"
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from steptime._build.config_values import MOST_WIDTH
+from steptime._build.config_values import MOST_WIDTH, nearest_multiples
 from steptime._build.transformer.fp8 import FEW_BITS, RECIPES
 from steptime._build.transformer.parallelism import DEGREES, dividing, wrong_parallelism
 from steptime._build.transformer.parts import FROZEN_PARTS, FUSED, PATTERN
@@ -145,8 +145,8 @@ def _wrong_sizes(model: Transformer) -> Iterator[str]:
     if model.batch % parts:
         yield (
             f"batch {model.batch} does not divide into {parts} parts (data {parallel.data} x fsdp "
-            f"{parallel.fsdp} x gradient_accumulation {model.gradient_accumulation}); give a multiple of {parts}, "
-            f"or {dividing(model.batch)} parts"
+            f"{parallel.fsdp} x gradient_accumulation {model.gradient_accumulation}); give a multiple of {parts}"
+            f"{nearest_multiples(model.batch, parts)}, or {dividing(model.batch)} parts"
         )
     yield from _wrong_tokens(model)
     if parallel.chunks > 1 and model.gradient_accumulation % parallel.pipeline:

@@ -22,6 +22,7 @@ from steptime._models.host.model import Speed
 from steptime._ops.table import arguments_of, is_sparse
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.device import Device
+from steptime._platforms.names import joining
 from steptime._platforms.platform import Platform
 from steptime._program.one_step import OneStep, one_step
 from steptime._program.program import CUDA_GRAPH, Collective, Program, Tensor, Value
@@ -330,7 +331,9 @@ def check_ranks(workload: Workload, platform: Platform) -> None:
     if workload.world_size > platform.ranks:
         raise InputError(
             f"{workload.name or 'the workload'} has {workload.world_size} ranks, platform {platform.name} {platform.ranks}; "
-            f"choose one with {workload.world_size} or more, as `steptime platforms` lists them, or fewer ranks of a config"
+            f"choose one with {workload.world_size} or more, as "
+            f"{joining(workload.world_size, platform.parts.device) or '`steptime platforms` lists them'}, "
+            "or fewer ranks of a config"
         )
 
 
