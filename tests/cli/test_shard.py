@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from steptime._build.dlrm.plan import DATA_PARALLEL, TABLE_WISE, Placement, Plan
 from steptime._cli.app import run
+from steptime._cli.output import stdout
+from steptime._report.shard.text import print_plan_tables
 
 PLATFORM = ("--platform", "4xh200-quarter-loopback")
 TABLES = "name,rows,dim,pooling_factor,kind\n" + "".join(f"t{i},{1000 * 3**i},32,{5 + 7 * i},zipf\n" for i in range(6))
@@ -48,6 +51,29 @@ def test_text_page_and_torchrec_plan_are_written(tables: Path, tmp_path: Path, c
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
     document = json.loads(plan.read_text(encoding="utf-8"))
     assert set(document["plan"][""]) == {f"t{i}" for i in range(6)}
+
+
+def test_copies_are_called_copies_and_kinds_that_were_not_tried_are_named(
+    tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["shard", str(tables), *PLATFORM, *EVALUATIONS]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "`kinds`, a key of [constraints] or a column of a .csv, allows others" in said
+    head, *lines = TABLES.strip().splitlines()
+    own = tmp_path / "kinds.csv"
+    own.write_text("\n".join([f"{head},kinds", *(f"{line},table_wise data_parallel" for line in lines)]), encoding="utf-8")
+    assert run(["shard", str(own), *PLATFORM, *EVALUATIONS]) == 0
+    assert "allows others" not in " ".join(capsys.readouterr().out.split())
+    for count in (8, 80):
+        copied = {f"t{at}": Placement(DATA_PARALLEL, (0, 1)) for at in range(count // 2)}
+        plan = Plan(2, {**copied, **{f"u{at}": Placement(TABLE_WISE, (at % 2,)) for at in range(count // 2)}})
+        with stdout() as console:
+            print_plan_tables(console, plan)
+        words = " ".join(capsys.readouterr().out.split())
+        assert "data_parallel" not in words
+        assert (
+            "every rank t0, t1, t2, t3 (copied)" if count == 8 else "copied to every rank: 40 tables; divided: none"
+        ) in words
 
 
 def test_missing_statistics_are_said_with_what_they_could_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from tests.explore.asked import CONFIGS, subject_of
 
 from steptime import predict
 from steptime._api.read import read
+from steptime._capture.launch import RunAgain, Script
 from steptime._cli.app import run
 from steptime._explore.answer import answered
 from steptime._explore.controls import SET
-from steptime._explore.files import config_text
+from steptime._explore.files import config_text, without_config
 from steptime._explore.subject import Subject
 from steptime.errors import InputError
 
@@ -109,3 +111,17 @@ def test_a_recording_can_be_moved_to_a_platform_and_not_changed() -> None:
         subject.predicted({"power_cap_w": 300})
     with pytest.raises(InputError, match="no config"):
         config_text(subject, {})
+
+
+def test_what_a_script_or_a_recording_cannot_have_is_disabled_with_the_reason(tmp_path: Path) -> None:
+    recording = str(EXAMPLES / "dlrm_overlap4")
+    recorded = Subject(read([recording]), (recording,))
+    assert "recording" in without_config(recorded)
+    assert without_config(subject_of(*GPT)) == without_config(subject_of(*DLRM)) == ""
+    (tmp_path / "train.py").touch()
+    script = replace(recorded.workload, rebuild=RunAgain(Script(tmp_path / "train.py", ()), None))
+    batch, ranks = (Subject(script, ("train.py",), "4xh200-nvlink").controls[name] for name in ("batch", "ranks"))
+    assert "after --" in batch.disabled
+    assert ranks.disabled == ""
+    with pytest.raises(InputError, match="script"):
+        batch.checked(64)

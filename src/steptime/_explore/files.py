@@ -25,6 +25,15 @@ def config_text(subject: Subject, given: Values) -> str:
     return toml_text(_values(build), comment)
 
 
+def without_config(subject: Subject) -> str:
+    """Why there is no config of what is explored; empty where there is one."""
+    try:
+        config_text(subject, {})
+    except InputError as error:
+        return str(error)
+    return ""
+
+
 def _values(build: BuildConfig) -> dict[str, Any]:
     overrides = Overrides(build.batch, build.ranks, build.platform_ranks or 1, build.settings)
     config = read_config(build.path, overrides)

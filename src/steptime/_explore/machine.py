@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from steptime._capture.launch import RunAgain
 from steptime._explore.controls import CHANGES, CHOICE, NUMBER, WHOLE, Control, doubling
 from steptime._hardware.device import device_names, read_device
 from steptime._hardware.fabric import fabric_names, read_fabric
@@ -11,6 +12,7 @@ from steptime._models.host.model import HOSTS
 from steptime._platforms.platform import PlatformParts, platform_parts, shipped_platforms
 from steptime._program.workload import Workload, fixed
 
+_OF_SCRIPT = "a script chooses its batch itself: start explore with its own option after --, as in -- --batch-size 64"
 JOB, MACHINE, WHAT_IF = "Job", "Machine", "What if"
 AS_RECORDED = "as recorded"
 _MOST_BATCH, _MOST_RANKS = 1 << 24, 1 << 16
@@ -26,10 +28,11 @@ def job_controls(workload: Workload, plan: str | None) -> Iterator[Control]:
     can = workload.rebuild is not None
     batch, ranks = workload.description.batch, workload.world_size
     why = "" if can else fixed(batch or 0, None).partition(": ")[2]
+    no_batch = why or (_OF_SCRIPT if isinstance(workload.rebuild, RunAgain) else "")
     least = 1 if batch is None else ranks if batch % ranks == 0 else 1
     yield Control(
         "batch", JOB, "Batch", WHOLE, batch, unit="samples", least=1, most=_MOST_BATCH,
-        steps=() if batch is None else doubling(batch, least, _MOST_BATCH), disabled=why, optional=batch is None,
+        steps=() if batch is None else doubling(batch, least, _MOST_BATCH), disabled=no_batch, optional=batch is None,
         empty="as it is", help="Samples of all ranks in one step",
     )  # fmt: skip
     doublings = max(_DOUBLED_RANKS, ranks.bit_length() + 1)

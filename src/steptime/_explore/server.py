@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from steptime import __version__
 from steptime._explore.answer import COMPARE, COMPARISON, EXPORTS, HELPS, PREDICT, SUGGEST
+from steptime._explore.files import without_config
 from steptime._explore.guard import Guard
 from steptime._explore.subject import Subject
 from steptime._explore.workers import BusyError, EndedError, SupersededError, Workers
@@ -70,7 +71,8 @@ def application(subject: Subject, token: str, port: int, first: bytes | None = N
     async def controls(_: Request) -> Response:
         found = [control.to_dict() for control in subject.controls.values()]
         name = subject.workload.name or "workload"
-        return JSONResponse({"name": name, "version": __version__, "controls": found})
+        why = without_config(subject)
+        return JSONResponse({"name": name, "version": __version__, "controls": found, "without_config": why})
 
     async def alive(_: Request) -> Response:
         return JSONResponse({"alive": True})

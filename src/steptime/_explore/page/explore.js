@@ -116,7 +116,7 @@ function wrong({ error, control }, question) {
   byId("problem").textContent = error;
   byId("problem").hidden = Boolean(beside);
   document.body.classList.add("stale", "impossible");
-  byId("status").textContent = shown ? "not possible; this is the last answer that was" : "not possible";
+  byId("status").textContent = shown ? "Showing the last valid answer" : "not possible";
 }
 
 function gone(text) {
@@ -163,6 +163,10 @@ byId("copy").addEventListener("click", async (event) => {
     flash(event.target, "Selected below");
   }
 });
+
+const config = document.querySelector("[data-form=toml]");
+config.disabled = Boolean(described.without_config);
+config.title = described.without_config;
 
 for (const button of document.querySelectorAll("[data-form]")) {
   button.addEventListener("click", async () => {

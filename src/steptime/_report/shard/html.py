@@ -8,7 +8,7 @@ from steptime._report.answers import Sharding
 from steptime._report.html.markup import Markup, bar, swatch, table, tag
 from steptime._report.html.static import section, static_page
 from steptime._report.html.summary import verdict_summary
-from steptime._report.shard.text import day_cells, gain_words, speed_lines
+from steptime._report.shard.text import day_cells, gain_words, kinds_words, speed_lines
 from steptime._report.words import size_words, time_ms
 from steptime._shard.days import Days
 from steptime._shard.explain import Explained, RankLoad
@@ -53,7 +53,8 @@ def _summary(sharding: Sharding) -> Markup:
     }
     verdict = sharding.verdict
     room = {} if verdict.fit is None else {"Memory": verdict.fit.room}
-    result = {**dict(speed_lines(sharding)), **room, "Searched": f"{found.searched_plans:,} plans", "Gain": gain_words(why)}
+    searched = f"{found.searched_plans:,} plans{kinds_words(found.task)}"
+    result = {**dict(speed_lines(sharding)), **room, "Searched": searched, "Gain": gain_words(why)}
     return verdict_summary(
         verdict,
         sharding.step_time_ms,

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from steptime._build.dlrm.plan import Plan
+from steptime._build.dlrm.plan import DATA_PARALLEL, EVERYWHERE, TABLE_WISE, Plan
 from steptime._report.answers import Sharding, plan_verdict
 from steptime._report.layout import print_heading, print_line, print_numbers, print_section, print_title, print_warnings
 from steptime._report.text import print_verdict, print_verdict_lines
@@ -48,12 +48,12 @@ def print_shard(console: Console, sharding: Sharding) -> None:
     for title, words in speed_lines(sharding):
         print_line(console, title, words, spaced=False)
     _gain(console, why)
-    by = f"found by {found.best.by} among {found.searched_plans:,} plans in {found.seconds:.1f} s"
+    by = f"found by {found.best.by} among {found.searched_plans:,} plans in {found.seconds:.1f} s{kinds_words(found.task)}"
     print_line(console, "Search", by, spaced=False)
     if days is not None:
         _days(console, days)
     print_section(console, "Plan", "table: ranks of its shards")
-    _plan(console, found.best.plan)
+    print_plan_tables(console, found.best.plan)
     _ranks_and_reasons(console, why.best)
     print_section(console, "Runners-up", "ms per step, and what that is above the best")
     print_numbers(console, ("plan", "step", "more", "found by"), _others(found))
@@ -63,6 +63,16 @@ def print_shard(console: Console, sharding: Sharding) -> None:
     if why.every_rank_tables_ns:
         text = f"{time_ms(ms(why.every_rank_tables_ns))} ms of the step, of tables that every rank has a share or a copy of"
         print_line(console, "Every rank", text)
+
+
+def kinds_words(task: Task) -> str:
+    """How tables could be divided, where that leaves out what often helps, and how to allow more."""
+    tried = {kind for index in range(len(task.tables)) for kind in task.allowed(index)}
+    if tried & {*EVERYWHERE}:
+        return ""
+    which = "whole tables only" if tried == {TABLE_WISE} else "whole tables and slices of their columns"
+    more = " and ".join(EVERYWHERE)
+    return f"; tried: {which}. `kinds`, a key of [constraints] or a column of a .csv, allows others, as {more}"
 
 
 def speed_lines(sharding: Sharding) -> Iterator[tuple[str, str]]:
@@ -159,16 +169,23 @@ def _gain(console: Console, why: Explained) -> None:
     print_line(console, "Gain", gain_words(why), spaced=False)
 
 
-def _plan(console: Console, plan: Plan) -> None:
+def print_plan_tables(console: Console, plan: Plan) -> None:
+    """Which rank has what."""
+    copied = [name for name, placed in plan.placements.items() if placed.kind == DATA_PARALLEL]
+    divided = {name: placed for name, placed in plan.placements.items() if name not in copied}
     if len(plan.placements) > _TABLES_SHOWN:
-        divided = {name: placed for name, placed in plan.placements.items() if len(placed.ranks) > 1}
-        text = ", ".join(f"{name} {_ranks_words(placed.ranks)}" for name, placed in list(divided.items())[:_TABLES_SHOWN])
-        print_line(console, "Tables", f"{len(plan.placements)}, in --json or --html; divided: {text or 'none'}", spaced=False)
+        shared = {name: placed for name, placed in divided.items() if len(placed.ranks) > 1}
+        text = ", ".join(f"{name} {_ranks_words(placed.ranks)}" for name, placed in list(shared.items())[:_TABLES_SHOWN])
+        copies = f"copied to every rank: {len(copied)} table{'s' * (len(copied) > 1)}; " if copied else ""
+        words = f"{len(plan.placements)}, in --json or --html; {copies}divided: {text or 'none'}"
+        print_line(console, "Tables", words, spaced=False)
         return
+    if copied:
+        print_line(console, "  every rank", f"{', '.join(copied)} (copied)", spaced=False)
     for rank in range(plan.ranks):
         held = [
             name if len(placed.ranks) == 1 else f"{name} ({placed.kind}, 1 of {len(placed.ranks)})"
-            for name, placed in plan.placements.items()
+            for name, placed in divided.items()
             if rank in placed.ranks
         ]
         print_line(console, f"  rank {rank}", ", ".join(held) or "nothing", spaced=False)
