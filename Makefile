@@ -19,7 +19,7 @@ TORCHREC_READY := $(TORCHREC_VENV)/.ready
 DEMO_TRACE := out/demo.trace.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-torchrec browser lint format check docs dist bench capture-models check-gpu clean
+.PHONY: help demo test test-slow test-long test-torchrec browser lint format check docs dist bench capture-models check-gpu clean
 
 help:  ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -30,10 +30,13 @@ demo: $(READY)  ## explain a real four-rank training step
 
 # By file: what a file's tests share (a fitted form, a captured step) is made once.
 test: $(READY)  ## the tests that guard laws: a few minutes
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations=20
 
 test-slow: $(READY)  ## the rest: long fuzzing, refits, whole measured sets, groups of ranks, pages in a browser
-	$(BIN)/python -m pytest -n $(JOBS) -m slow
+	$(BIN)/python -m pytest -n $(JOBS) -m slow --durations=20
+
+test-long: $(READY)  ## all cases of lists of which the others run a sample
+	$(BIN)/python -m pytest -n $(JOBS) -m long
 
 test-torchrec: $(TORCHREC_READY)  ## plans and estimates with the real TorchRec, in an environment of its own
 	STEPTIME_TORCHREC=required $(TORCHREC_BIN)/python -m pytest tests/torchrec

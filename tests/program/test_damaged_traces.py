@@ -26,7 +26,7 @@ def written(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("seed", slow_beyond(4, range(WHOLE_TRACES)))
+@pytest.mark.parametrize("seed", slow_beyond(4, range(WHOLE_TRACES), one_in=4))
 def test_damaged_traces_of_full_size_give_step_times_or_one_clear_line(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     kind, many = rng.choice((("kineto", "traceEvents"), ("kineto", "traceEvents"), ("et", "nodes")))
@@ -36,7 +36,7 @@ def test_damaged_traces_of_full_size_give_step_times_or_one_clear_line(tmp_path:
     outcome([written(tmp_path / "job", files)])
 
 
-@pytest.mark.parametrize("seed", slow_beyond(10, range(CUTS)))
+@pytest.mark.parametrize("seed", slow_beyond(10, range(CUTS), one_in=4))
 def test_a_trace_that_lost_its_end_never_passes_for_a_whole_one(tmp_path: Path, seed: int) -> None:
     data = cut(random.Random(seed), small_kineto(seed % RANKS).rstrip().removesuffix(b"}").rstrip())
     path = written(tmp_path / "cut", {"rank0.json": data}) / "rank0.json"
