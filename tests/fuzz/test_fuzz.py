@@ -16,7 +16,10 @@ from tests.fuzz.many import play, play_many
 from tests.fuzz.oracle import check_document, compared, judged
 
 CASES = 3_000
-OF_A_KIND = -(-CASES // len(KINDS))
+# A step that is predicted takes three times as long as what most damaged inputs end in.
+NEAR = {kind for kind in KINDS if kind.startswith("near-")}
+OF_NEAR = 40
+OF_A_KIND = -(-(CASES - OF_NEAR * len(NEAR)) // (len(KINDS) - len(NEAR)))
 QUICK = 8
 
 
@@ -38,7 +41,8 @@ def test_damaged_inputs_give_an_answer_or_one_clear_line(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_damaged_inputs_give_an_answer_or_one_clear_line(kind: str) -> None:
     # Damage that always ends in an error would test little.
-    assert outcomes(kind, range(QUICK, OF_A_KIND)).count("answer") >= OF_A_KIND // 50
+    count = OF_NEAR if kind in NEAR else OF_A_KIND
+    assert outcomes(kind, range(QUICK, count)).count("answer") >= OF_A_KIND // 50
 
 
 # Cases that failed once, one of each cause.

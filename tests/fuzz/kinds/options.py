@@ -54,6 +54,8 @@ _OF = {
     "--limit": ("1", "0"),
 }  # fmt: skip
 _PLATFORM = ("--platform", "2xh200-nvlink")
+# All layouts of even a small model take 14 s of CPU time.
+_FEW_LAYOUTS = ("--pipeline", "1", "--tensor", "1", "--micro-batch", "16", "--recompute", "none")
 _BASES: tuple[tuple[Callable[..., None], tuple[tuple[str, ...], ...]], ...] = (
     (steps.predict, (("model.toml", *_PLATFORM), ("gpt.toml", "--platform", "8xh200-nvlink"), ("rank0.json",))),
     (steps.predict, (("task.toml", *_PLATFORM), ("task.toml", *_PLATFORM, "--plan", "plan.json"))),
@@ -62,7 +64,7 @@ _BASES: tuple[tuple[Callable[..., None], tuple[tuple[str, ...], ...]], ...] = (
     (sweep_command.sweep, (("model.toml", *_PLATFORM), ("gpt.toml", "--platform", "8xh200-nvlink,1xh200", "--batch", "32,64"))),
     (compare_command.compare, (("model.toml", "model.toml", *_PLATFORM), ("rank0.json", "rank0.json"), ("gpt.toml", "x.json"))),
     (shard.shard, (("task.toml", *_PLATFORM, "--evaluations", "20"), ("task.toml", *_PLATFORM, "--evaluate", "plan.json"))),
-    (plan_command.plan, (("gpt.toml", "--platform", "8xh200-nvlink", "--gpus", "2"),)),
+    (plan_command.plan, (("gpt.toml", "--platform", "8xh200-nvlink", "--gpus", "2", *_FEW_LAYOUTS),)),
     (whatif.whatif, (("rank0.json",), ("model.toml", *_PLATFORM))),
     (whatif.diff, (("rank0.json", "rank0.json"), ("model.toml", "model.toml", *_PLATFORM))),
     (platforms.platforms, ((), ("2xh200-nvlink",), ("h100-2-nodes",), ("fabric.toml",), ("nowhere",))),
