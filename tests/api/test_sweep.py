@@ -200,8 +200,9 @@ def test_ctrl_c_ends_workers_and_what_was_done_stays(tmp_path: Path) -> None:
     file = tmp_path / "journal"
     words = ["-m", "steptime", "sweep", str(GPT), "--platform", "8xh200-nvlink", "--batch", "8:8192:8", "--resume", str(file)]
     started = subprocess.Popen(
-        [sys.executable, *words, "--workers", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    )
+        [sys.executable, *words, "--workers", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 (whoever runs the tests may ignore it)
+    )  # fmt: skip
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and (not file.exists() or file.read_bytes().count(b"\n") < 6):
         time.sleep(0.1)

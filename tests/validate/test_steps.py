@@ -169,7 +169,8 @@ def test_bars_that_cannot_be_read_are_one_line(tmp_path: Path, text: str, said: 
     [
         (["validate", "kernels", "--explain"], "are for steps"),
         (["validate", "steps", "--from", "memory"], "steps from 'memory'"),
-        (["validate", "steps", "--models", "nowhere"], "drop --models"),
+        (["validate", "steps", "--models", "nowhere"], "no such folder"),
+        (["validate", "steps", "--models", "tests"], "drop --models"),
         (["validate", "steps", "--bars", "nowhere.toml"], "nowhere.toml"),
     ],
 )

@@ -69,7 +69,8 @@ def test_left_out_rows_are_met_by_the_other_rows_and_not_by_the_shipped_curves(t
         (("--rows", "absent.csv"), "not readable"),
         (("--leave-out",), "--rows FILE"),
         (("--fabric", "a100-nvlink", "--rows", "ROWS"), "h200_sxm on 1 node"),
-        (("--models", "fitted", "--rows", "ROWS"), "without --models"),
+        (("--models", "fitted", "--rows", "ROWS"), "no such folder"),
+        (("--models", "tests", "--rows", "ROWS"), "without --models"),
     ],
 )
 def test_what_cannot_be_asked_is_one_line(words: tuple[str, ...], said: str, tmp_path: Path, capsys: Captured) -> None:

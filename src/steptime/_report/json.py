@@ -16,6 +16,8 @@ SCHEMA_VERSION = 1
 
 # Milliseconds to the nanosecond; shares as exact as anyone needs.
 _DIGITS = 6
+# Sums of thousands of kernels' energies: the last digits are those of the order of additions, which libraries choose.
+_POWER_DIGITS = 4
 
 Document = dict[str, Any]
 
@@ -85,9 +87,9 @@ def power_document(power: StepPower | None) -> Document:
     if power is None:
         return dict.fromkeys(("power_w", "clock_hz", "energy_j", "power_cap_w", "power_capped"))
     return {
-        "power_w": power.power_w,
+        "power_w": round(power.power_w, _POWER_DIGITS),
         "clock_hz": power.clock_hz,
-        "energy_j": power.energy_j,
+        "energy_j": round(power.energy_j, _POWER_DIGITS),
         "power_cap_w": power.cap_w,
         "power_capped": power.capped,
     }

@@ -13,7 +13,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -102,8 +102,8 @@ def minutes(text: str) -> float:
     return MINUTES.parse(text, "--minutes")
 
 
-def _seconds(text: str) -> float:
-    return DURATION.parse(text, "a time")
+def _seconds(flag: str) -> Callable[[str], float]:
+    return lambda text: DURATION.parse(text, flag)
 
 
 def parser(job: Job) -> argparse.ArgumentParser:
@@ -130,10 +130,10 @@ def parser(job: Job) -> argparse.ArgumentParser:
         about = "JSON, task: name: table: rank; only these tasks, these plans beside those of the rules"
         made.add_argument("--plans", type=Path, default=None, metavar="FILE", help=about)
     if job.takes_seconds:
-        made.add_argument(
-            "--warm-up", type=_seconds, default=WARM_UP_S, metavar="S", help=f"seconds before timing ({WARM_UP_S:g})"
-        )
-        made.add_argument("--seconds", type=_seconds, default=TIMED_S, metavar="S", help=f"seconds of timing ({TIMED_S:g})")
+        for flag, usual_s, when in (("--warm-up", WARM_UP_S, "before"), ("--seconds", TIMED_S, "of")):
+            made.add_argument(
+                flag, type=_seconds(flag), default=usual_s, metavar="S", help=f"seconds {when} timing ({usual_s:g})"
+            )
     return made
 
 
