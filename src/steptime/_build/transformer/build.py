@@ -61,6 +61,7 @@ def _unaligned(config: Transformer) -> Iterator[str]:
     multiple = _ALIGNED_BYTES * 8 // _BITS.get(config.precision, 16)
     parts = config.parallel.tensor
     sizes = {"width": config.width, "heads": config.heads * config.head_size // parts, "feed_forward": config.inner // parts}
+    sizes["a head's width"] = config.head_size
     if config.experts.count:
         sizes["the experts' width"] = config.expert_inner // max(config.parallel.expert_tensor, 1)
     if config.attention == "unfused":

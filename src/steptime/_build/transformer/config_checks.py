@@ -57,7 +57,9 @@ _NOT_NEGATIVE = (
 _SWITCHES = ("tied_head", "causal", "checkpointing", "fused", "qk_norm")
 # No step has more; what claims to comes from a slip of the keyboard, and would take the memory of the machine.
 _MOST = 2**31
-_MOST_OF = {"width": MOST_WIDTH, "head_width": MOST_WIDTH, "feed_forward": 4 * MOST_WIDTH}
+# Six times the widest that was published (MT-NLG 530B, arXiv 2201.11990: 20,480).
+_WIDEST = 1 << 17
+_MOST_OF = {"width": _WIDEST, "head_width": MOST_WIDTH, "feed_forward": 4 * MOST_WIDTH}
 # Ten times the largest that was ever published, of two million million: an optimizer's step is laid out chunk by chunk.
 _MOST_PARAMETERS = 2 * 10**13
 # A layer of one accumulated part takes about half a megabyte while a program is built.

@@ -16,6 +16,8 @@ FROZEN_PARTS = ("embedding", "attention", "feed_forward", "norms", "head")
 _SCORES = ("softmax", "sigmoid")
 EXCHANGES = ALL_TO_ALL, FUSED = "all_to_all", "fused"
 _MOST = 2**31
+# Ten times the widest that was published (DeepSeek-V3, arXiv 2412.19437: queries of rank 1,536).
+_MOST_LATENT = 1 << 14
 _MOST_IMBALANCE = 1024.0
 # Of a layer: models have hundreds; every one of them has weights, which are written one by one.
 _MOST_EXPERTS = 1 << 14
@@ -112,8 +114,8 @@ class LatentAttention:
             yield f"latent_attention.fused_rope is {fused!r}; expected true or false"
         for key in ("kv_rank", "q_rank", "nope", "rope", "value"):
             value, low = getattr(self, key), 0 if key.endswith("rank") else 1
-            if not isinstance(value, int) or isinstance(value, bool) or not low <= value < _MOST:
-                yield f"latent_attention.{key} is {value!r}; expected a whole number of {low} or more"
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= _MOST_LATENT:
+                yield f"latent_attention.{key} is {value!r}; expected a whole number of {low} or more, at most {_MOST_LATENT}"
             elif key == "rope" and value % 2:
                 yield f"latent_attention.rope is {value}; rotary positions turn pairs, give an even width"
 
