@@ -99,7 +99,7 @@ def test_what_weights_decide_picks_everything_and_is_said() -> None:
         return step
 
     program, said = captured_step(make)
-    assert any("picks by values of the device" in line for line in said)
+    assert any("selects by values on the GPU" in line for line in said)
     assert "aten::nonzero" in names(program)
 
 
