@@ -33,7 +33,7 @@ test: $(READY)  ## the tests that guard laws: a few minutes
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations=20
 
 test-slow: $(READY)  ## the rest: long fuzzing, refits, whole measured sets, groups of ranks, pages in a browser
-	$(BIN)/python -m pytest -n $(JOBS) -m slow --durations=20
+	$(BIN)/python -m pytest -n $(JOBS) -m "slow and not long" --durations=20
 
 test-long: $(READY)  ## all cases of lists of which the others run a sample
 	$(BIN)/python -m pytest -n $(JOBS) -m long
