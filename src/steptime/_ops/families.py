@@ -35,10 +35,11 @@ class WorkFamily(IntEnum):
     REDUCTION = 7
     INDEXING = 8
     ELEMENTWISE = 9
-    COPY = 10
-    MEMSET = 11
-    COMMUNICATION = 12
-    OTHER = 13
+    GENERATED = 10
+    COPY = 11
+    MEMSET = 12
+    COMMUNICATION = 13
+    OTHER = 14
 
     @property
     def label(self) -> str:

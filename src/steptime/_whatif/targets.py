@@ -21,7 +21,7 @@ DEVICE, COMMUNICATION = "device", "communication"
 # Other words for families.
 _ALIASES = {
     "lookup": "embedding", "lookups": "embedding", "memcpy": "copy", "softmax": "softmax_loss", "loss": "softmax_loss",
-    "conv": "convolution", "norm": "normalization", "optimiser": "optimizer", "gemm": "matmul",
+    "conv": "convolution", "norm": "normalization", "optimiser": "optimizer", "gemm": "matmul", "triton": "generated",
 }  # fmt: skip
 _FAMILIES = {family.label: family for family in WorkFamily}
 _SHOWN = 6
