@@ -31,6 +31,8 @@ def test_of_a_device_that_nobody_knows_nothing_is_scaled() -> None:
     ("kernel", "ratio"),
     [
         ("triton_poi_fused_add_0", 2.039 / 4.8),
+        ("triton_poi_fused__to_copy_convolution_flash_attention_sort_3", 2.039 / 4.8),
+        ("triton_tem_fused_addmm_relu_3", 312 / 989.5),
         ("ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn", 312 / 989.5),
         ("ampere_sgemm_128x64_tn", 19.5 / 67),
         ("Memcpy HtoD (Pinned -> Device)", 32 / 64),

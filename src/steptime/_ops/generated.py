@@ -140,9 +140,14 @@ class GeneratedKernel:
         return _read(text)
 
 
+def kind_named(name: str) -> str:
+    """The kind of a generated kernel by its name; "" where that says none."""
+    return next((kind for start, kind in _NAMED.items() if name.startswith(start)), "")
+
+
 def coarse(name: str, reads: Sequence[Tensor], writes: Sequence[Tensor], kind: str = "") -> GeneratedKernel:
     """What name and tensors say of a kernel whose source is not at hand: each is read or written once, in order."""
-    kind = kind or next((kind for start, kind in _NAMED.items() if name.startswith(start)), POINTWISE)
+    kind = kind or kind_named(name) or POINTWISE
     tensors = [*reads, *writes]
     sizes = [math.prod(tensor.shape) for tensor in tensors]
     most, written = max(sizes, default=1), max(sizes[len(reads) :], default=1)

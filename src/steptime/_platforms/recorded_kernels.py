@@ -32,6 +32,9 @@ class Bound(Enum):
 # By the names that kernels have in recordings; the first that fits. Others move memory, as most do that compilers write.
 _BY_NAME = (
     (re.compile(r"memcpy\s*(htod|dtoh)", re.IGNORECASE), Bound.LINK),
+    (re.compile(r"^triton_(?:tem|mm|bmm)_"), Bound.PRODUCTS),
+    # Named after all that is fused into them, also after the products and convolutions that they prepare or finish.
+    (re.compile(r"^triton_(?:poi|red|per|for|spl)_"), Bound.MEMORY),
     (
         re.compile(r"gemm|cutlass|nvjet|xmma|wgrad|dgrad|fprop|_mm_|\bmma|flash|fmha|attention|conv", re.IGNORECASE),
         Bound.PRODUCTS,
