@@ -21,7 +21,7 @@ from steptime._program.program import Program
 from steptime._program.workload import Workload
 from steptime._sim.core.timing import Cohort, Nanoseconds
 from steptime._sim.recorded.replay import ops_begun, period_ms
-from steptime._sim.recorded.timing import Recorded, recorded
+from steptime._sim.recorded.timing import Recorded, inside_graphs, recorded
 
 FILE = Path(steptime.__file__).parent / "data" / "profiler.toml"
 SCHEMA_VERSION = 1
@@ -123,14 +123,11 @@ def _host_ns(cohort: Cohort) -> int:
 
 def _graphs(cohort: Cohort, costs: ProfilerCosts) -> Cohort:
     """Kernels of a graph follow each other sooner."""
-    works = cohort.program.works
-    launched = works.call >= 0
-    many = np.bincount(works.call[launched], minlength=len(cohort.program.calls)) > 1
-    inside = launched & many[np.maximum(works.call, 0)] if len(many) else launched
+    inside = inside_graphs(cohort.program)
     if not inside.any():
         return cohort
     timing = cohort.timing
     cut = np.where(inside, round(costs.per_graph_kernel_ns), 0)[:, None, None]
-    spacing = np.maximum(timing.spacing_ns - cut, 0)
+    spacing = np.maximum(timing.spacing_ns - cut, np.minimum(timing.spacing_ns, 0))
     rest = cut - (timing.spacing_ns - spacing)
     return replace(cohort, timing=replace(timing, spacing_ns=spacing, duration_ns=np.maximum(timing.duration_ns - rest, 0)))

@@ -142,6 +142,8 @@ class _Extract:
         self.order = Order.of(program)
         self.thread_calls = [np.flatnonzero(program.calls.thread == thread) for thread in range(len(program.threads))]
         self.awaited_end = self._awaited_ends()
+        self.of_graph = inside_graphs(program)
+        self.left_ns = self._left()
 
     def timing(self) -> Timing:
         gap = self._gaps()
@@ -162,11 +164,25 @@ class _Extract:
             stream_start_ns=_axes(self._openings(self.order.stream_works, self.works.call, self.works.start_ns)),
         )
 
+    def _left(self) -> Column:
+        """Per call, from when on what it launches may start: its end, of a graph sooner where its first work starts sooner.
+
+        Large graphs are handed to the device while it runs their first works; what the host does after that is no part of
+        what those wait for, and counts as host work after the call.
+        """
+        calls, works = self.calls, self.works
+        left_ns = calls.end_ns.copy()
+        first_ns = np.full(len(calls), np.iinfo(np.int64).max)
+        np.minimum.at(first_ns, works.call[self.of_graph], works.start_ns[self.of_graph])
+        early = first_ns - DEFAULT_LATENCY_NS < left_ns
+        left_ns[early] = np.maximum(first_ns[early] - DEFAULT_LATENCY_NS, calls.start_ns[early])
+        return left_ns
+
     def _gaps(self) -> Column:
         calls, previous = self.calls, _before(self.thread_calls, len(self.calls))
         after = calls.after.astype(np.int64)
-        since = np.where(previous >= 0, calls.end_ns[previous], calls.start_ns)
-        handed = np.where(after >= 0, calls.end_ns[after], LONG_AGO)
+        since = np.where(previous >= 0, self.left_ns[previous], calls.start_ns)
+        handed = np.where(after >= 0, self.left_ns[after], LONG_AGO)
         first = (previous < 0) & (after >= 0)
         since = np.where(first, handed, np.maximum(since, handed))
         return np.maximum(calls.start_ns - since, 0)
@@ -188,7 +204,7 @@ class _Extract:
     def _calls(self) -> tuple[Column, Column]:
         """The cost of every call when nothing holds it up, and how long a synchronisation takes to return once it may."""
         calls = self.calls
-        duration = calls.end_ns - calls.start_ns
+        duration = self.left_ns - calls.start_ns
         cost = duration.copy()
         launching = calls.kind == CallKind.LAUNCH
         blocked_launch = held_up(self.program, self.depth)
@@ -222,7 +238,7 @@ class _Extract:
         launched = works.call >= 0
         call = np.maximum(works.call, 0)
         copying = launched & (calls.kind[call] == CallKind.BLOCKING_COPY) if len(calls) else launched
-        issued = np.where(copying, calls.start_ns[call] + cost[call], calls.end_ns[call]) if len(calls) else works.start_ns
+        issued = np.where(copying, calls.start_ns[call] + cost[call], self.left_ns[call]) if len(calls) else works.start_ns
         before = _before(self.order.stream_works, len(works))
         previous = np.where(before >= 0, works.end_ns[before], LONG_AGO)
         awaited = np.full(len(works), LONG_AGO, dtype=np.int64)
@@ -238,7 +254,13 @@ class _Extract:
         )
         latency = _by_kind(since_launch, by_launch, works.kind, DEFAULT_LATENCY_NS)
         latency[copying] += cost[call[copying]]  # a blocking copy's latency counts from the beginning of its call
-        spacing = _by_kind(since_previous, by_stream, works.kind, DEFAULT_SPACING_NS)
+        spacing = _by_kind(since_previous, by_stream & ~self.of_graph, works.kind, DEFAULT_SPACING_NS)
+        # Inside a graph the device goes from one to the next by itself, at distances that are the graph's own.
+        within = self.of_graph & (before >= 0) & (works.call[before] == works.call) & (since_previous <= DISPATCH_AT_MOST_NS)
+        spacing[within] = since_previous[within]
+        first = self.of_graph & ~within
+        if (first & by_stream).any():
+            spacing[first] = _mean(since_previous[first & by_stream], DEFAULT_SPACING_NS)
         backlog = ~launched
         spacing[backlog] = np.where(previous[backlog] > LONG_AGO, since_previous[backlog], 0)
         by_wait = launched & (awaited > np.maximum(issued + CAUSE_MARGIN_NS, previous)) & (since_awaited <= DISPATCH_AT_MOST_NS)
@@ -256,6 +278,16 @@ class _Extract:
             if peers is not None:
                 absent[row] = peers + self.offset
         return duration, waits, absent
+
+
+def inside_graphs(program: Program) -> npt.NDArray[np.bool_]:
+    """Per work, whether its call launched others as well: a graph."""
+    works = program.works
+    launched = works.call >= 0
+    if not len(program.calls):
+        return np.zeros(len(works), dtype=np.bool_)
+    many = np.bincount(works.call[launched], minlength=len(program.calls)) > 1
+    return np.asarray(launched & many[np.maximum(works.call, 0)])
 
 
 def _before(lanes: Sequence[Column], count: int) -> Column:
