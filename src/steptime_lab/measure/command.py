@@ -20,6 +20,7 @@ JOBS = {
         Job("memory", "peak memory of the steps' cases, one at a time", f"{_MEASURE}.memory", (4, 2, 1), 5.0),
         Job("power", "power and clock of loops of kernels, times at other clocks", f"{_MEASURE}.power", (1,), 9.0),
         Job("zoo", "step, power, memory and kernels of many architectures", f"{_MEASURE}.zoo", (1,), 9.5, takes_seconds=True),
+        Job("compiled", "training steps eager and with torch.compile", f"{_MEASURE}.compiled", (1, 2, 4), 7.0),
         Job("check", "everything small, and checks that it is right", f"{_MEASURE}.check", (1,), 10.0),
         CALIBRATE,
     )

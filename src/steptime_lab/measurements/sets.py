@@ -249,7 +249,43 @@ ZOO_KERNELS = MeasuredSet(
     case=("architecture",),
 )
 
-_ALL = (COLLECTIVES, HOST, KERNELS, LOOKUPS, MEMORY, POWER, SHARDING, STEP_KERNELS, STEPS, ZOO, ZOO_KERNELS)
+
+# Training steps eager and compiled, in turns in one process that had not profiled; then one profiled step of it.
+# A row: one case in one form; `times_ns` are rounds of unsynchronised steps, the slowest rank's.
+COMPILED = MeasuredSet(
+    name="compiled",
+    columns=(
+        pa.field("name", NAME),  # the case
+        pa.field("form", NAME),  # eager | compiled
+        pa.field("architecture", NAME),
+        pa.field("precision", NAME),  # fp32 | tf32 | bf16 (autocast) | pure_bf16
+        pa.field("optimizer", NAME),
+        pa.field("mode", NAME),  # of torch.compile: default | reduce-overhead
+        pa.field("what", NAME),  # is compiled: model | loss | step | optimizer | layers | inside
+        pa.field("layers", NAME),  # plain | checkpointed | watched
+        pa.field("ranks", pa.int16()),
+        pa.field("share", pa.int16()),  # the device was one of so many equal parts (1: a whole GPU)
+        pa.field("steps_per_time", pa.int32()),
+        pa.field("prepare_s", pa.float32()),  # until the third step was through: of a compiled step, nearly all compiling
+        pa.field("allocated_bytes", pa.int64()),  # most that the caching allocator had handed out in a steady step
+        pa.field("reserved_bytes", pa.int64()),  # by the process, the other form's included
+        pa.field("left_bytes", pa.int64()),  # of `allocated_bytes`, what the other form held meanwhile
+        pa.field("counters", pa.string()),  # JSON: graphs, graph breaks, CUDA graphs skipped, as Dynamo and Inductor count
+        pa.field("power_w", pa.float32()),  # mean while both forms were timed; null where nobody could read it
+        pa.field("clock_mhz", pa.float32()),
+        pa.field("temperature_c", pa.float32()),
+        pa.field("capped", pa.float32()),  # share of readings in which the power cap held the clock
+        pa.field("limit_w", pa.float32()),  # the cap in force
+        pa.field("uuid", NAME),  # of the card
+        pa.field("kernel", pa.list_(NAME)),  # of rank 0's profiled step in the order they began; null: it was not profiled
+        pa.field("op", pa.list_(NAME)),  # the innermost op around the launch; empty where none was, as in a CUDA graph
+        pa.field("stream", pa.list_(pa.int32())),
+        pa.field("kernel_ns", pa.list_(pa.int64())),
+    ),
+    case=("name", "form", "share"),
+)
+
+_ALL = (COLLECTIVES, COMPILED, HOST, KERNELS, LOOKUPS, MEMORY, POWER, SHARDING, STEP_KERNELS, STEPS, ZOO, ZOO_KERNELS)
 SETS = {each.name: each for each in _ALL}
 
 
