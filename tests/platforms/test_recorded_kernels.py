@@ -54,3 +54,45 @@ def test_there_and_back_is_where_it_began() -> None:
                 out = CarriedKernels(read_device("h200"), there).estimate(kernel, LONG_NS).time_ns
                 back = CarriedKernels(there, read_device("h200")).estimate(kernel, out).time_ns
                 assert back == pytest.approx(LONG_NS, rel=0.01)
+
+
+def moving(here: str, there: str, time_ns: float, moved_bytes: float) -> float:
+    found = CarriedKernels(read_device(here), read_device(there)).estimate("triton_poi_fused_0", time_ns, moved_bytes)
+    assert (found.source, found.inside) == (Source.ANALYTIC, True)
+    assert found.low_ns < found.time_ns < found.high_ns
+    return found.time_ns
+
+
+def at_limits_ns(device: str, moved_bytes: float) -> float:
+    limits = read_device(device)
+    return 1e9 * moved_bytes / (limits.reach.bandwidth.value * limits.bandwidth_bytes_per_s.value)
+
+
+@pytest.mark.parametrize("there", ["a100", "h100", "b200", "l4", "mi300x"])
+def test_a_generated_kernel_that_runs_at_the_speed_of_memory_goes_with_it(there: str) -> None:
+    moved = 4e9
+    found = moving("h200", there, at_limits_ns("h200", moved), moved)
+    assert found == pytest.approx(at_limits_ns(there, moved), rel=0.02)
+
+
+def test_what_a_generated_kernel_takes_beyond_memory_goes_with_the_sms() -> None:
+    """One that moves next to nothing is bound by instructions, which memory does not help."""
+    h200, a100 = read_device("h200"), read_device("a100")
+    ratio = h200.sms.value * h200.clock_hz.value / (a100.sms.value * a100.clock_hz.value)
+    assert moving("h200", "a100", LONG_NS, 1e3) == pytest.approx(ratio * LONG_NS, rel=0.02)
+
+
+def test_a_generated_kernel_that_found_its_data_in_the_cache_does_so_where_that_is_as_large() -> None:
+    """Twice as fast as memory on an H200: on an H100, whose memory is slower and whose cache is not, it loses less."""
+    moved = 2e7
+    time_ns = 1000 + 0.5 * at_limits_ns("h200", moved)
+    same_cache, no_cache = (moving("h200", there, time_ns, moved) / time_ns for there in ("h100", "a10"))
+    slower = read_device("h200").bandwidth_bytes_per_s.value
+    assert 1 < same_cache < slower / read_device("h100").bandwidth_bytes_per_s.value
+    assert no_cache > slower / read_device("a10").bandwidth_bytes_per_s.value
+
+
+def test_more_bytes_or_more_time_never_make_a_carried_kernel_faster() -> None:
+    for there in ("a100", "b200"):
+        times = [moving("h200", there, time_ns, 1e7) for time_ns in (2e3, 4e3, 8e3, 16e3, 64e3)]
+        assert times == sorted(times)

@@ -73,3 +73,13 @@ def test_collectives_have_the_sizes_of_nccls_ops_where_kernels_have_none(tmp_pat
 def test_numbers_of_python_are_no_tensors_of_the_device() -> None:
     (signature,) = read_signatures([(b"[[8, 4], [], []]", b'["float", "double", "float"]', b"", b"")])
     assert [tensor.device for tensor in tensors_in(signature.inputs)] == [None, "cpu", None]
+
+
+def test_numbers_and_truths_are_read_as_pytorch_writes_them() -> None:
+    concrete = b'["0.", "[True, False, True]", "[0.5, 1.]", "1e-05", "mean", "[768]"]'
+    dims = b"[[], [], [], [], [], []]"
+    (signature,) = read_signatures(
+        [(dims, b'["Scalar", "ScalarList", "ScalarList", "Scalar", "", "ScalarList"]', b"", concrete)]
+    )
+    assert signature.inputs == (0.0, (True, False, True), (0.5, 1.0), 1e-05, "mean", (768,))
+    assert isinstance(signature.inputs[0], float)

@@ -377,8 +377,8 @@ def _number(text: str) -> Scalar:
 
 def _fits(value: Value, parameter: Parameter) -> bool:
     if value is None:
-        # A tensor that is not defined can stand for any.
-        return parameter.optional or parameter.type in ("T", "generator")
+        # A tensor that is not defined can stand for any; profilers leave texts out.
+        return parameter.optional or parameter.type in ("T", "generator") or (parameter.type == "s" and not parameter.required)
     if parameter.many:
         return isinstance(value, tuple) and all(
             _is(each, parameter.type) or (each is None and parameter.optional) for each in value

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Sequence
 
+from steptime._ops.families import WorkFamily, op_family
 from steptime._ops.generated import (
     LOAD,
     PERSISTENT,
@@ -24,7 +25,7 @@ from steptime._ops.generated import (
     Term,
     kind_named,
 )
-from steptime._program.program import Signature, Tensor, Value, tensors_in
+from steptime._program.program import Program, Signature, Tensor, Value, tensors_in
 from steptime._units import dtype_bytes
 
 _REDUCES = (REDUCTION, PERSISTENT)
@@ -43,6 +44,27 @@ def kernel_called(name: str, signature: Signature) -> GeneratedKernel | None:
         known[name] = _called(name, signature.inputs)
     kernel: GeneratedKernel | None = known[name]
     return kernel
+
+
+def moved_by_op(program: Program, op: int) -> float:
+    """Bytes that the generated kernel of an op reads and writes; 0 where that is not known, or it is none."""
+    name = "" if op < 0 else program.names[int(program.ops.name[op])]
+    number = -1 if op < 0 else int(program.ops.signature[op])
+    if number < 0 or op_family(name) is not WorkFamily.GENERATED:
+        return 0.0
+    kernel = kernel_called(name, program.signatures[number])
+    return 0.0 if kernel is None else moved_bytes(kernel)
+
+
+def moved_bytes(kernel: GeneratedKernel) -> float:
+    """What a kernel reads and writes, each part of a tensor once however often it is loaded."""
+    most: dict[tuple[int, bool], float] = {}
+    for access in kernel.accesses:
+        place = access.argument, access.kind == LOAD
+        elements = min(access.elements, kernel.elements) if access.terms else 1
+        nbytes = access.item_bytes * access.share * (kernel.elements if access.indirect else elements)
+        most[place] = max(most.get(place, 0.0), nbytes)
+    return sum(most.values())
 
 
 def _called(name: str, inputs: Sequence[Value]) -> GeneratedKernel | None:

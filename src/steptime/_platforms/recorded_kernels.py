@@ -1,23 +1,28 @@
-"""Kernels that no model knows, of which one recording has the time: carried to another device by the limits of both.
+"""Recorded kernels on another device: carried there by the limits of both.
 
-What a kernel is bound by is read from its name; the interval spans what it would take were it bound by something else.
+What a kernel is bound by is read from its name; the interval spans what it would take were it bound by something else. Of
+kernels that PyTorch's compiler generated a recording may say what they move: the time that takes at the limits of a device is
+their book time, less where a part came from the cache, and what they took beyond it goes with SMs and clock (`transfer`).
 """
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from enum import Enum
 
-from steptime._hardware.device import DeviceLimits, device_named
+from steptime._hardware.device import DeviceLimits, device_named, reference_device
 from steptime._models.estimate import Estimate, Source
 from steptime._platforms.device import FACTOR
-from steptime._platforms.transfer import instruction_rate
+from steptime._platforms.transfer import SHORT_NS, instruction_rate
 
 # A profiler makes kernels a few percent longer than they are; another run of the same kernels differs by as much.
 _SAME_DEVICE = (0.9, 1.05)
 # How far off, either way, a carried time may be beside what binds it: nothing more is known of such kernels.
 _UNSURE = 1.5
+# Of the logarithm of what a kernel takes in another run on the same device: as _SAME_DEVICE.
+_RECORDED = math.log(_SAME_DEVICE[1] / _SAME_DEVICE[0]) / 2
 
 
 class Bound(Enum):
@@ -73,19 +78,41 @@ class CarriedKernels:
         """Whether they were recorded on such a device."""
         return self.recorded_on is not None and self.recorded_on.whole == self.there.whole
 
-    def estimate(self, kernel: str, time_ns: float) -> Estimate:
-        """What the kernel takes there."""
+    def estimate(self, kernel: str, time_ns: float, moved_bytes: float = 0.0) -> Estimate:
+        """What the kernel takes there; `moved_bytes` is what it reads and writes, where that is known and all it does."""
         if self.same:
             low, high = _SAME_DEVICE
             return Estimate(time_ns, low * time_ns, high * time_ns, Source.MEASURED, inside=True)
         if self.recorded_on is None:
             return Estimate(time_ns, time_ns / FACTOR, time_ns * FACTOR, Source.FALLBACK, inside=False)
+        if moved_bytes > 0:
+            return self._moving(time_ns, moved_bytes)
         bound = next((bound for pattern, bound in _BY_NAME if pattern.search(kernel)), Bound.MEMORY)
         times = {each: self._time_ns(kernel, time_ns, each) for each in {bound, Bound.MEMORY, Bound.INSTRUCTIONS}}
         if bound is Bound.LINK:
             times = {bound: times[bound]}
         low, high = min(times.values()) / _UNSURE, max(times.values()) * _UNSURE
         return Estimate(times[bound], low, high, Source.ANALYTIC, inside=False)
+
+    def _moving(self, time_ns: float, moved_bytes: float) -> Estimate:
+        """A kernel that moves so much, by its book times."""
+        here, there = self.recorded_on, self.there
+        assert here is not None
+        start_ns = min(_start_ns(here), time_ns)
+        (memory, cache), (memory_there, cache_there) = ((_memory(each), _cache(each)) for each in (here, there))
+        # Quicker than memory is: a part was in the cache, as far as that holds it there, too.
+        cold_ns, warm_ns = (1e9 * moved_bytes / rate for rate in (memory, cache))
+        cached = min(max((cold_ns - (time_ns - start_ns)) / (cold_ns - warm_ns), 0.0), 1.0) if cold_ns > warm_ns else 0.0
+        kept = cached * min(1.0, there.cache_bytes.value / here.cache_bytes.value)
+        book_ns = start_ns + (1.0 - cached) * cold_ns + cached * warm_ns
+        book_there_ns = _start_ns(there) + 1e9 * moved_bytes * ((1.0 - kept) / memory_there + kept / cache_there)
+        slower = instruction_rate(here) / instruction_rate(there)
+        beyond_ns = math.sqrt(max(time_ns**2 - book_ns**2, 0.0)) * slower
+        there_ns = math.hypot(book_there_ns, beyond_ns) * min(time_ns / book_ns, 1.0)
+        kind = "short" if there_ns < SHORT_NS else "memory"
+        carried = [math.log(each.transfer.interval_factor[kind].value) for each in (here, there) if each.transfer is not None]
+        off = math.exp(math.hypot(_RECORDED, *carried))
+        return Estimate(there_ns, there_ns / off, there_ns * off, Source.ANALYTIC, inside=True)
 
     def _time_ns(self, kernel: str, time_ns: float, bound: Bound) -> float:
         """All but its start, which goes with the clock, goes with what binds it."""
@@ -97,6 +124,28 @@ class CarriedKernels:
     def _slower(self, kernel: str, bound: Bound) -> float:
         here, there = (_limit(limits, kernel, bound) for limits in (self.recorded_on, self.there) if limits is not None)
         return here / there
+
+
+def _start_ns(limits: DeviceLimits) -> float:
+    """What the shortest kernels take: as is known, or by the clock of the device on which they were measured."""
+    if limits.transfer is not None and limits.transfer.start_ns is not None:
+        return limits.transfer.start_ns.value
+    return limits.reach.start_ns.value * _measured(limits).clock_hz.value / limits.clock_hz.value
+
+
+def _memory(limits: DeviceLimits) -> float:
+    return limits.reach.bandwidth.value * limits.bandwidth_bytes_per_s.value
+
+
+def _cache(limits: DeviceLimits) -> float:
+    """L2 is reached through the SMs: elsewhere it goes with their number and clock."""
+    known = limits.reach.cache_bandwidth_bytes_per_s.value
+    return known * instruction_rate(limits) / instruction_rate(_measured(limits))
+
+
+def _measured(limits: DeviceLimits) -> DeviceLimits:
+    """The device whose kernels say what this one's reach."""
+    return limits if limits.reached is not None else reference_device()
 
 
 def _limit(limits: DeviceLimits, kernel: str, bound: Bound) -> float:

@@ -48,7 +48,7 @@ _ON_TENSOR_CORES = ("tf32", "float16", "bfloat16", "float8", "float4")
 _PER_HALF = {"float8": 2, "float4x2": 2}
 _MULTIPLIED = (*PRODUCTS, *(f"{ATEN}{name}" for name in ("_scaled_mm", "_grouped_mm", "_scaled_grouped_mm")))
 _INDEX_BYTES = 8
-_SHORT_NS = 10_000.0  # below, kernels take what starting takes
+SHORT_NS = 10_000.0  # below, kernels take what starting takes
 # Of a cache, what rows have beside indices and results: as bytes of measured steps stay in 30 of an H200's 50 MB.
 _KEPT = 0.6
 _FLOAT_BYTES = 4
@@ -179,7 +179,7 @@ def carried_kind(question: Question, time_ns: float) -> str:
         return "product"
     if base in CONVOLUTIONS:
         return "other"
-    return "short" if time_ns < _SHORT_NS else "memory"
+    return "short" if time_ns < SHORT_NS else "memory"
 
 
 def lookup_works(lookups: Sequence[Lookup], cache_bytes: float) -> list[Work]:

@@ -101,7 +101,8 @@ def _call_arguments(
     count = 0  # up to the last one that is not its default
     named: list[tuple[str, Argument]] = []
     for index, (value, parameter) in enumerate(zip(values, overload.parameters, strict=False)):
-        needed = parameter.required or value != parameter.default
+        unsaid = value is None and parameter.type == "s"  # profilers leave texts out: taken as the default
+        needed = not unsaid and (parameter.required or value != parameter.default)
         if parameter.name:
             if needed and parameter.type != "generator":
                 named.append((parameter.name, _argument(value, parameter, overload, values, index)))

@@ -21,6 +21,7 @@ from steptime._models.kernels.question import LaunchTime
 from steptime._models.kernels.recurrent import WITHIN, Recurrent, StepPart, cell_parts
 from steptime._models.power.model import KernelDraw
 from steptime._ops.catalogue import op_kind
+from steptime._ops.generated_calls import moved_by_op
 from steptime._ops.operations import PRODUCTS, operations_of
 from steptime._ops.table import on_device, op_table
 from steptime._platforms.device import Device, KernelEstimate, guess
@@ -116,7 +117,8 @@ def _recorded(step: OneStep, answered: set[int], device: Device) -> list[OpWork]
             by_op[kernel.op].append(kernel)
     results = []
     for op, kernels in sorted(by_op.items()):
-        each = [carried.estimate(kernel.name, float(kernel.time_ns)) for kernel in kernels]
+        moved = moved_by_op(step.program, op) if len(kernels) == 1 and not kernels[0].outside else 0.0
+        each = [carried.estimate(kernel.name, float(kernel.time_ns), moved) for kernel in kernels]
         launches = tuple(LaunchTime(kernel.name, one.time_ns) for kernel, one in zip(kernels, each, strict=True))
         # One recording, one profiler, two devices: they err together.
         time_ns, low_ns, high_ns = (

@@ -2,8 +2,8 @@
 
 A recording shows what ops alone do not: which kernels a call launched and on which stream, graphs of many kernels behind one
 launch, who waited for what, and what the host did between ops. All of that is kept. A kernel takes its part, as recorded, of
-what the device's models say of the op that launched it; kernels of which no model knows the op, and copies over the link to the
-host, are carried from the device of the recording (`CarriedKernels`).
+what the device's models say of the op that launched it; kernels of which no model knows the op, those that PyTorch's compiler
+generated, and copies over the link to the host are carried from the device of the recording (`CarriedKernels`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from steptime._models.host.columns import host_columns
 from steptime._models.host.model import Speed
 from steptime._models.lookups.contention import MemoryUse
 from steptime._models.power.model import KernelDraw
+from steptime._ops.families import WorkFamily, kernel_family
+from steptime._ops.generated_calls import moved_by_op
 from steptime._platforms.calibration import UNCALIBRATED
 from steptime._platforms.device import Device
 from steptime._platforms.platform import Platform
@@ -43,8 +45,10 @@ from steptime.errors import UnsupportedError
 _RECORDED_HOST = 0.05
 # Longer stretches outside ops are no part of calling them, and say nothing of how fast a host calls ops. Hosts differ by less.
 _LONG_NS, _MOST_TIMES = 300_000, 4.0
+# A share of a time from which on nothing is said of the rest.
+_NEARLY = 0.98
 # Carried kernels err together: one recording, one profiler, two devices.
-_GROUP = "recorded"
+_GROUP, _GENERATED = "recorded", "recorded generated"
 
 
 @dataclass
@@ -151,7 +155,9 @@ def issued_as_recorded(
     carried = CarriedKernels.of(program.device_name, device.limits)
     for row in unanswered:
         name = program.names[int(program.works.name[row])]
-        estimate[row] = known.add(carried.estimate(name, float(took_ns[row])), _GROUP)
+        generated = kernel_family(name) is WorkFamily.GENERATED
+        moved = moved_by_op(program, int(program.calls.op[program.works.call[row]])) if generated else 0.0
+        estimate[row] = known.add(carried.estimate(name, float(took_ns[row]), moved), _GENERATED if generated else _GROUP)
     collective = program.works.kind == WorkKind.COLLECTIVE
     estimate[collective] = len(known.estimates) + program.works.collective[collective]
     wire_ns = np.array([each.time_ns for each in wire])[program.works.collective[collective]]
@@ -194,7 +200,9 @@ def _by_answer(program: Program, works: Sequence[OpWork]) -> tuple[list[tuple[li
     kernels = np.flatnonzero((program.works.kind != WorkKind.COLLECTIVE) & (program.works.call >= 0))
     for row in kernels.tolist():
         at = calls[program.works.call[row]]
-        if crosses_link(program.names[int(program.works.name[row])]):
+        name = program.names[int(program.works.name[row])]
+        # Of a generated kernel the recording's time is more than a model of what the recording shows of it.
+        if crosses_link(name) or kernel_family(name) is WorkFamily.GENERATED:
             at = -1
         while at >= 0 and at not in of_op:
             at = parents[at]
@@ -210,18 +218,33 @@ def _names(program: Program, rows: Sequence[int]) -> list[str]:
 
 
 def _says(program: Program, unanswered: Sequence[int], carried: CarriedKernels, device: Device) -> list[str]:
-    """What to say of kernels without a model: by the op that launched them, most time first."""
+    """What to say of kernels without a model: by the op that launched them, most time first; and of generated ones."""
     times: Counter[str] = Counter()
+    generated: Counter[bool] = Counter()  # by whether it is known what they move
     for row in unanswered:
         op = int(program.calls.op[program.works.call[row]])
-        name = program.names[int(program.works.name[row])] if op < 0 else program.names[int(program.ops.name[op])]
-        if not crosses_link(program.names[int(program.works.name[row])]):
-            times[name] += int(program.works.end_ns[row] - program.works.start_ns[row])
-    if not times:
-        return []
-    most = ", ".join(name[:60] for name, _ in times.most_common(3))
+        kernel = program.names[int(program.works.name[row])]
+        took_ns = int(program.works.end_ns[row] - program.works.start_ns[row])
+        if kernel_family(kernel) is WorkFamily.GENERATED:
+            generated[moved_by_op(program, op) > 0] += took_ns
+        elif not crosses_link(kernel):
+            times[kernel if op < 0 else program.names[int(program.ops.name[op])]] += took_ns
     where = f" on {program.device_name}" if program.device_name else ""
-    if carried.same:
-        return [f"kernels of ops without a model keep the time they were recorded with{where}: {most}"]
-    name = device.limits.name
-    return [f"kernels of ops without a model, recorded{where}, are carried to {name} by the limits of both, a guess: {most}"]
+    name, says = device.limits.name, []
+    if times:
+        most = ", ".join(each[:60] for each, _ in times.most_common(3))
+        what = f"keep the time they were recorded with{where}"
+        if not carried.same:
+            what = f"recorded{where}, are carried to {name} by the limits of both, a guess"
+        says.append(f"kernels of ops without a model{' ' if carried.same else ', '}{what}: {most}")
+    if generated and not carried.same:
+        says.append(_says_generated(generated, where, name))
+    return says
+
+
+def _says_generated(generated: Counter[bool], where: str, name: str) -> str:
+    known = generated[True] / max(sum(generated.values()), 1)
+    how = "what each reads and writes" if known > _NEARLY else "their times, as bound by memory (shapes are not recorded)"
+    if 1 - _NEARLY <= known <= _NEARLY:
+        how = f"what each reads and writes, {100 * (1 - known):.0f} % of their time without shapes as bound by memory"
+    return f"kernels generated by torch.compile, recorded{where}, are carried to {name} by {how}"

@@ -28,6 +28,8 @@ _DESCRIPTION = (
     "collective", "in_elements", "out_elements", "dtype", "in_splits", "out_splits",
     "group", "group_ranks", "group_size", "source_rank", "destination_rank",
 )  # fmt: skip
+# A float without digits behind its point.
+_WHOLE_FLOAT = re.compile(r"(?<=\d)\.(?=$|[,\]\s])")
 _WRAPPED = ("float64", "int64")
 _NOT_TENSORS = {"", "Scalar", "ScalarList", "Int", "Double", "Bool", "None", "String", "Device"}
 
@@ -194,12 +196,19 @@ def _literal(value: Any) -> Value:
     if value in ("True", "False"):
         return value == "True"
     try:
-        decoded = msgspec.json.decode(value)
+        decoded = msgspec.json.decode(_as_json(value))
     except (msgspec.DecodeError, RecursionError):
         return value
     if isinstance(decoded, list):
         return tuple(item for item in decoded if isinstance(item, int | float | str | bool))
     return decoded if isinstance(decoded, int | float) else value
+
+
+def _as_json(text: str) -> str:
+    """Numbers and truths as PyTorch writes them (`0.`, `[True, False]`) the way JSON has them."""
+    if "True" in text or "False" in text:
+        text = text.replace("True", "true").replace("False", "false")
+    return _WHOLE_FLOAT.sub(r"\g<0>0", text)
 
 
 def _ints(values: Any) -> tuple[int, ...]:
