@@ -77,10 +77,15 @@ class Dispatch:
     # From the end of a work to the start of the next one of its stream that was launched long before, by the number of shares
     # of the device: ranks that share it share the front end that hands out blocks.
     spacing_ns: Mapping[int, Quantity]
+    graph_spacing_ns: Quantity  # the same between kernels of one CUDA graph on a whole device
 
     def spacing_of(self, share: int) -> float:
         """For ranks that have one of so many shares each: as the nearest that was measured."""
         return self.spacing_ns[min(self.spacing_ns, key=lambda measured: abs(measured - share))].value
+
+    def graph_spacing_of(self, share: int) -> float:
+        """Between kernels of a CUDA graph: shares of a device slow it as they slow what is between launched ones."""
+        return self.graph_spacing_ns.value * self.spacing_of(share) / self.spacing_of(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +301,11 @@ def _dispatch(file: Path, content: Mapping[str, Any]) -> Dispatch:
     return Dispatch(
         **quantities(file, table, ("latency_ns", "release_ns", "return_ns")),
         spacing_ns={int(share): value for share, value in by_share.items()},
+        graph_spacing_ns=(
+            quantity(file, table, "graph_spacing_ns", "spacing_ns")
+            if "graph_spacing_ns" in table
+            else reference_device().dispatch.graph_spacing_ns
+        ),
     )
 
 

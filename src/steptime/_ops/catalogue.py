@@ -189,7 +189,7 @@ _COMMUNICATES = ("c10d::", "nccl:", "_c10d_functional", "c10d_functional", _COLL
 # Frames around ops, and autograd's own nodes. Nodes of somebody's own (CppNode) may launch kernels too.
 _FRAME = re.compile(
     r"^(?:autograd::|torch::(?!autograd::CppNode)|torch\.|Optimizer\.|ProfilerStep|##|\[|nn\.Module)|[ #]|Backward\d+$"
-    r"|\.forward$"
+    r"|\.forward$|^CompiledFunction(?:Backward)?$|^cudagraph:"
 )
 _FUNCTION = re.compile(r"CppNode|Backward$")
 

@@ -17,10 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._models.host.columns import host_columns
+from steptime._models.host.compiled import KIND as COMPILED
 from steptime._models.host.model import Burst, HostCost, HostModel, OpCost, ProfilerCost
 from steptime._ops.catalogue import HostClass, op_kind
 from steptime._program.program import Phase, Program
 from steptime.errors import InputError
+from steptime_lab.fit.compiled_host import compiled_costs
 
 Row = Mapping[str, Any]
 Times = npt.NDArray[np.float64]
@@ -82,7 +84,8 @@ def fit(rows: Iterable[Row], traces: Iterable[Program] = ()) -> HostModel:
     `traces`: programs recorded by a profiler, for what only whole steps tell.
     """
     every = list(rows)
-    swept = [row for row in every if row["source"] != CALIBRATION]
+    # Those of compiled functions have a law of their own, found last: nothing else moves with them.
+    swept = [row for row in every if row["source"] != CALIBRATION and row["kind"] != COMPILED]
     alone = [row for row in swept if row["share"] == 1]
     unprofiled = [row for row in swept if row["profiler"] == "off" and row["reference_cpu_ns"]]
     off, together = ([row for row in unprofiled if (row["share"] == 1) == single] for single in (True, False))
@@ -100,6 +103,12 @@ def fit(rows: Iterable[Row], traces: Iterable[Program] = ()) -> HostModel:
     called = {name: cost for name, cost in shared.items() if name.startswith("collective_call ")}
     around = {**_mechanisms(off, MAIN_KINDS, pace), **_backward(off, ops, pace), **_forms(off, pace), **shared}
     around["between forward"] = around.get("between_forward sequential_relu", HostCost())
+    compiled = compiled_costs(
+        [row for row in every if row["kind"] == COMPILED],
+        lambda row, count: float(np.median(pace.cpu_times_ns(row, count, LEAST_CPU))),
+        pace.launch_ns,
+    )
+    around |= {f"{COMPILED} {name}": cost for name, cost in compiled.items()}
     model = HostModel(
         recipe={name: str(off[0][name]) for name in _RECIPE if off[0].get(name) is not None},
         reference_cpu_ns=pace.cpu_ns,

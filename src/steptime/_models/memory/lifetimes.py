@@ -19,6 +19,7 @@ from steptime._hardware.device import DeviceLimits
 from steptime._models.memory.scratch import scratch
 from steptime._models.memory.tensors import Extent, extents, without_wrappers
 from steptime._ops.catalogue import ADDS_TO_KEPT
+from steptime._ops.compiled import frame_of
 from steptime._ops.table import OpTable, op_table
 from steptime._program.program import Phase, Program
 from steptime._values import value_class
@@ -166,11 +167,15 @@ def _outlast(life: _Life, table: OpTable) -> None:
 
 
 def _nodes(table: OpTable) -> list[int]:
-    """Per op, the autograd node around it, or itself: a node keeps what it saved and what it is given until it is done."""
+    """Per op, the autograd node around it, or itself: a node keeps what it saved and what it is given until it is done.
+
+    Those of compiled functions hand over what they saved and keep nothing: the wrapper drops each where it needs it last.
+    """
     nodes = [name.startswith(_AUTOGRAD_NODE) for name in table.names]
     results = list(range(len(table)))
     for row, parent in enumerate(table.parents):
-        if parent >= 0 and not nodes[row] and (results[parent] != parent or nodes[parent]):
+        compiled = frame_of(table.names[row]) is not None
+        if parent >= 0 and not nodes[row] and not compiled and (results[parent] != parent or nodes[parent]):
             results[row] = results[parent]
     return results
 

@@ -39,10 +39,11 @@ _DISPATCH = ("return_ns", "latency_ns", "spacing_ns", "release_ns")
 # Twelve days of one launch or of the host between two calls. Thousands of them still add up within 64 bits.
 LONGEST_NS = 1e15
 _LAUNCH, _WAIT, _HOST = "cudaLaunchKernel", "cudaStreamWaitEvent", "host"
+_REPLAY = "cudaGraphLaunch"  # one call for all kernels of a CUDA graph
 # Pieces that launch what the ops within them do; all others are CPU work before them.
 _LAUNCHING = frozenset((
     Piece.OP, Piece.OWN_LAUNCHES, Piece.OPTIMIZER_STEP, Piece.ZERO_GRAD, Piece.DDP_GRADIENT, Piece.DDP_BUCKET, Piece.DDP_COPY,
-    Piece.COLLECTIVE,
+    Piece.COLLECTIVE, Piece.REPLAY,
 ))  # fmt: skip
 # FSDP's frame around a gather with its copy in, "FSDP::all_gather" or "FSDP::all_gather (name)", and around its copy out.
 _GATHER = re.compile(r"FSDP::all_gather(?: .*)?")
@@ -122,7 +123,7 @@ class Issued:
             call_ns=_whole_ns(call_ns[:, None], call_name)[:, :, None],
             return_ns=same(len(program.calls), dispatch.return_ns.value),
             latency_ns=same(works, dispatch.latency_ns.value),
-            spacing_ns=same(works, dispatch.spacing_of(device.share)),
+            spacing_ns=self._spacing_ns(device),
             release_ns=same(works, dispatch.release_ns.value),
             duration_ns=_whole_ns(
                 each[np.array(self.estimate, dtype=np.int64)] * self.share[:, None],
@@ -136,6 +137,18 @@ class Issued:
         if self.recorded is None:
             return result
         return replace(result, **{name: getattr(self.recorded, name) for name in _DISPATCH})
+
+    def _spacing_ns(self, device: DeviceLimits) -> npt.NDArray[np.int64]:
+        """Per work: between kernels of one graph there is less; graphs of several streams were not measured."""
+        program = self.program
+        call = program.works.call
+        if not len(program.calls):
+            return np.zeros((len(call), 1, 1), dtype=np.int64)
+        replays = program.calls.api == _index(program.names, _REPLAY)
+        whole = replays if self.call_launch_ns[replays].all() else np.zeros_like(replays)
+        follows = (np.diff(call, prepend=-1) == 0) & whole[call]
+        spacing = np.where(follows, device.dispatch.graph_spacing_of(device.share), device.dispatch.spacing_of(device.share))
+        return np.rint(spacing).astype(np.int64)[:, None, None]
 
 
 @value_class
@@ -188,6 +201,8 @@ class _Issuer:
         )
         self._step = -1
         self._starts = () if program.repetition is None else program.repetition.starts
+        self._replayed: tuple[int, int] | None = None  # step and graph of the last replay
+        self._replay_call = -1
         self._section = 0  # of a sample
         self._sections: list[int] = []  # per call
         roles = [thread.role for thread in program.threads]
@@ -246,6 +261,7 @@ class _Issuer:
     def run(self) -> None:
         """Everything, in order."""
         host = self._host
+        pieces = host.piece.tolist()
         columns = zip(
             host.op.tolist(), host.thread.tolist(), host.step.tolist(), host.before_ns.tolist(), host.between_ns.tolist(),
             host.after_ns.tolist(), host.launch_ns.tolist(), strict=True,
@@ -260,12 +276,13 @@ class _Issuer:
             self._turn(thread)
             self._pending[thread] += before
             self._last_op[thread] = op
-            each = launch_ns / len(launches) if launches else 0.0
+            graph = 0 if host.graphed else index + 1 if pieces[index] == Piece.REPLAY else None
+            each = launch_ns / (1 if graph is not None else len(launches)) if launches else 0.0
             for number, launch in enumerate(launches):
                 if number:
                     self._pending[thread] += between / (len(launches) - 1)
                 self._wait(thread, launch.op)
-                self._enqueue(thread, launch, each)
+                self._enqueue(thread, launch, each, graph)
             self._pending[thread] += after + (between if len(launches) < 2 else 0.0) + (0.0 if launches else launch_ns)
         for op, collective in self._needs:
             self._await(self._main, op, collective)
@@ -339,7 +356,7 @@ class _Issuer:
             self._waited.add(collective)
             self._call(CallKind.STREAM_WAIT, _WAIT, thread, op, stream=_COMPUTE, awaits=self._work_of[collective])
 
-    def _enqueue(self, thread: int, launch: _Launch, launch_ns: float) -> None:
+    def _enqueue(self, thread: int, launch: _Launch, launch_ns: float, graph: int | None = None) -> None:
         stream, kind = self._own_stream(self._current), _OTHER_KINDS.get(launch.kernel, WorkKind.KERNEL)
         if launch.collective >= 0:
             kind = WorkKind.COLLECTIVE
@@ -353,8 +370,11 @@ class _Issuer:
         elif launch.ahead:
             stream = self._stream(_AHEAD)
             self._order(thread, launch.op, stream, self._copied_out if self._copied_out >= 0 else self._compute_work)
-        blocks = CallKind.BLOCKING_COPY if launch.blocking else CallKind.LAUNCH
-        call = self._call(blocks, _LAUNCH, thread, launch.op, launch_ns=launch_ns)
+        if graph is None or launch.collective >= 0:
+            blocks = CallKind.BLOCKING_COPY if launch.blocking else CallKind.LAUNCH
+            call = self._call(blocks, _LAUNCH, thread, launch.op, launch_ns=launch_ns)
+        else:
+            call = self._replay(thread, launch.op, graph, launch_ns)
         row = len(self._works)
         self._works.append((kind, self._name(launch.kernel), stream, call, self._step, NEVER, NEVER, 0, launch.collective))
         self._estimate.append(launch.estimate)
@@ -368,6 +388,17 @@ class _Issuer:
             self._given[self._current].append((launch.op, row))
             if not self._frames.get(launch.op, True):
                 self._copied_out = row
+
+    def _replay(self, thread: int, op: int, graph: int, launch_ns: float) -> int:
+        """The call that launches a graph: one, and where something else comes between, one more that costs nothing."""
+        key = (self._step, graph)
+        last, self._replayed = self._replayed, key
+        if last == key and self._last == self._replay_call and self._sections[self._last] == self._section:
+            return self._last
+        if last == key:
+            launch_ns = 0.0
+        self._replay_call = self._call(CallKind.LAUNCH, _REPLAY, thread, op, launch_ns=launch_ns)
+        return self._replay_call
 
     def _stream(self, name: str) -> int:
         return self._streams.setdefault(name, 1 + len(self._streams))
@@ -438,6 +469,10 @@ def _sends_on(program: Program) -> dict[int, list[int]]:
         if wait.reason == DATA and wait.needed_by in launching and later:
             result.setdefault(launching[wait.needed_by], []).append(wait.collective)
     return result
+
+
+def _index(names: Sequence[str], name: str) -> int:
+    return names.index(name) if name in names else -1
 
 
 def issue(program: Program, host: HostColumns, device: DeviceWork, wire: Sequence[Estimate]) -> Issued:

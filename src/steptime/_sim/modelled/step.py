@@ -268,7 +268,7 @@ def modelled(workload: Workload, platform: Platform, *, strict: bool = False) ->
             device = devices[key]
             host = host_columns(program, platform.host, device.launches(len(program.ops)))
             if program.meta.get(CUDA_GRAPH):
-                host = host.replayed(platform.host.launch_ns)
+                host = host.replayed(platform.host)
             known[key] = issue(program, host, device, wire.estimates[program.rank])
             warnings += known[key].warnings
         sampled = program.repetition is not None
