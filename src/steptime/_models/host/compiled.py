@@ -79,7 +79,8 @@ class FrameCounts:
 
     def of(self, row: int) -> Counts:
         """Of the frame in this row, a wrapper mostly."""
-        taken, made = set(), set()
+        taken: set[int] = set()
+        made: set[int] = set()
         last = self._table.last[row]
         for inside in range(row + 1, last + 1):
             taken.update(storage for storage in self._read(inside) if storage not in made)
