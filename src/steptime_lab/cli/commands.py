@@ -82,7 +82,7 @@ def validate(
         Argument(
             metavar="SET",
             help="kernels (the default), lookups, collectives, waiting, overlap, device-time, memory, steps, intervals, "
-            "sharding, committed, visit, power, recordings, recommenders, layouts, bridge or zoo.",
+            "sharding, committed, visit, power, recordings, recommenders, layouts, bridge, zoo or compiled.",
             show_default=False,
         ),
     ] = None,

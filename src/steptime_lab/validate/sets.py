@@ -26,6 +26,7 @@ from steptime_lab.measurements.shipped import BASELINES, shipped
 from steptime_lab.measurements.shipped import FOLDER as MEASUREMENTS
 from steptime_lab.validate.collectives import validate_collectives
 from steptime_lab.validate.collectives_in_steps import validate_overlap, validate_waiting
+from steptime_lab.validate.compiled.compiled import validate_compiled
 from steptime_lab.validate.device_time import device_times, validation_of
 from steptime_lab.validate.engine import Validation
 from steptime_lab.validate.held_out import validate_committed, validate_visit
@@ -156,4 +157,5 @@ SETS: dict[str, Callable[[Models], Validation]] = {
     "power": _shipped_alone("power", validate_power),
     "recordings": _shipped_alone("recordings", validate_recordings),
     "zoo": _shipped_alone("zoo", validate_zoo),
+    "compiled": _shipped_alone("compiled", validate_compiled),
 }

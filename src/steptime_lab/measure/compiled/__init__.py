@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 JOB = "compiled"
 FORMS = EAGER, WITH = ("eager", "compiled")
 # Of a wave: processes, and seconds that making and compiling may take; a case: seconds that timing and profiling may take.
-_WAVE, _PREPARE_S, _TURN_S = 26, 150.0, 25.0
+_WAVE, _PREPARE_S, _TURN_S = 26, 150.0, 40.0
 _POLL_S = 0.05
 CODES, CACHES = "compiled-sources.tar.gz", "caches"
 

@@ -28,9 +28,10 @@ from steptime_lab.measure.compiled import FORMS, WITH
 from steptime_lab.measure.compiled.kernels import profiled
 from steptime_lab.workloads.compiled import CompiledCase, cases
 
-_ROUNDS = 10
+# Collectives take long and vary little from round to round.
+_ROUNDS, _ROUNDS_TOGETHER = 10, 6
 # A round takes so long at least, after steps that fill the queues; so many at most.
-_ROUND_S, _LEAD, _MOST = 0.08, 3, 400
+_ROUND_S, _LEAD_S, _MOST = 0.08, 0.02, 400
 # Before it is timed a form runs so long, until clocks and caches are as they stay.
 _WARM_S = 0.25
 # Graphs are recorded in the second or third call.
@@ -134,7 +135,7 @@ def _time(rows: dict[str, dict[str, Any]], steps: dict[str, Step], group: Group)
         counts = {form: _count(step, group) for form, step in steps.items()}
         begun_s = time.perf_counter()
         times: dict[str, list[float]] = {form: [] for form in FORMS}
-        for turn in range(_ROUNDS):
+        for turn in range(_ROUNDS if group.ranks == 1 else _ROUNDS_TOGETHER):
             for form in FORMS if turn % 2 else reversed(FORMS):
                 mine = _round_ns(steps[form], counts[form], group)
                 times[form].append(max(group.gather(mine)))
@@ -154,13 +155,13 @@ def _count(step: Step, group: Group) -> int:
     while more:
         taken.append(_round_ns(step, 3, group))
         more = group.decide(int(time.perf_counter() < ends_s))
-    return group.decide(max(5, min(_MOST, round(_ROUND_S * 1e9 / statistics.median(taken)))))
+    return group.decide(max(4, min(_MOST, round(_ROUND_S * 1e9 / statistics.median(taken)))))
 
 
 def _round_ns(step: Step, count: int, group: Group) -> float:
     """Nanoseconds of a step: so many that nobody waits for, behind some that fill the queues."""
     group.barrier()
-    for _ in range(_LEAD):
+    for _ in range(max(1, round(count * _LEAD_S / _ROUND_S))):
         step()
     if group.device.type != "cuda":
         begun_s = time.perf_counter()

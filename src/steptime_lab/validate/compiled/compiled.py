@@ -1,0 +1,163 @@
+"""Compiled steps: step time, speed-up, kernels and memory, predicted from the script against what ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from steptime.errors import InputError
+from steptime_lab.measurements.shipped import FOLDER
+from steptime_lab.validate.compiled.answers import PREDICTED, CompiledAnswers, StepAnswer
+from steptime_lab.validate.compiled.kinds import GENERATED, matched
+from steptime_lab.validate.compiled.measured import MeasuredForm, MeasuredPair, measured_pairs
+from steptime_lab.validate.engine import Compared, Group, MeasuredCase, Validation, grouped, repeat_errors
+
+HOW_TO_MEASURE = (
+    "no compiled step has been measured; on an H200: `steptime measure compiled -o DIR --share-gpu`, then "
+    "`steptime measure merge DIR -o src/steptime_lab/data/measurements --only compiled`"
+)
+GRAPHS = "reduce-overhead"
+_NAMES = {"default": "mode default", GRAPHS: "CUDA graphs"}
+_BUSY = 0.9  # from here on, of the measured step, the device is what it waits for
+_MEMORY_BAR = 0.07
+# A step is small where the eager one waits for the host, which CUDA graphs take out of the way.
+_SMALL = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class StepPair:
+    """One case, both forms predicted and measured."""
+
+    measured: MeasuredPair
+    eager: StepAnswer
+    compiled: StepAnswer
+
+    @property
+    def speedup(self) -> MeasuredCase:
+        """Eager over compiled."""
+        measured = self.measured
+        return MeasuredCase(measured.name, self.eager.step_ms / self.compiled.step_ms, measured.speedup)
+
+    @property
+    def small(self) -> bool:
+        """Whether the eager step was the host's."""
+        device_ms = self.measured.eager.device_ms
+        return device_ms is not None and device_ms < _SMALL * self.measured.eager.step_ms
+
+    @property
+    def bound(self) -> str | None:
+        """What the compiled step waited for."""
+        device_ms = self.measured.compiled.device_ms
+        if device_ms is None or self.measured.ranks > 1:
+            return None
+        return "compiled, GPU-bound" if device_ms >= _BUSY * self.measured.compiled.step_ms else "compiled, host-bound"
+
+    @property
+    def memory_error(self) -> float | None:
+        """Of the most bytes allocated; None where nobody counted."""
+        there = self.measured.compiled.allocated_bytes
+        return self.compiled.allocated_bytes / there - 1 if there > 0 else None
+
+    @property
+    def kernels_matched(self) -> float | None:
+        """Share of launches whose kinds agree."""
+        there = self.measured.compiled.kinds
+        return matched(self.compiled.kinds, there) if there else None
+
+    @property
+    def generated_matched(self) -> float | None:
+        """The same of generated kernels alone."""
+        there, said = (_generated(each.kinds) for each in (self.measured.compiled, self.compiled))
+        return matched(said, there) if there else None
+
+
+def _generated(kinds: Mapping[str, int]) -> dict[str, int]:
+    return {kind: count for kind, count in kinds.items() if kind.startswith(GENERATED)}
+
+
+def compiled_pairs(folder: Path = FOLDER, predicted: Path = PREDICTED) -> list[StepPair]:
+    """Cases that were measured and of which both forms were predicted."""
+    there = measured_pairs(folder)
+    if not there:
+        raise InputError(HOW_TO_MEASURE)
+    answers = CompiledAnswers.read(predicted).cases
+    result = []
+    for name, pair in there.items():
+        said = answers.get(name)
+        if said is not None and said.eager is not None and said.compiled is not None:
+            result.append(StepPair(pair, said.eager, said.compiled))
+    return result
+
+
+def validate_compiled(pairs: Sequence[StepPair] | None = None) -> Validation:
+    """Compiled steps by mode, precision, ranks and what binds them; eager ones and the speed-up beside."""
+    pairs = compiled_pairs() if pairs is None else pairs
+    if not pairs:
+        raise InputError("no compiled step that was measured has been predicted; predict them again")
+    steps = [Compared(_step(pair.measured, pair.measured.compiled, pair.compiled), tuple(_groups(pair))) for pair in pairs]
+    return Validation.of(
+        "compiled",
+        "compiled steps predicted from the script before measuring",
+        steps,
+        groups={**grouped(steps), **_beside(pairs)},
+        facts=_facts(pairs),
+        notes=tuple(_notes(pairs)),
+    )
+
+
+def _groups(pair: StepPair) -> Iterator[str | None]:
+    measured = pair.measured
+    yield f"compiled, {_NAMES.get(measured.mode, measured.mode)}"
+    yield "compiled, CUDA graphs, small steps" if measured.mode == GRAPHS and pair.small else None
+    yield f"compiled, {measured.precision}"
+    yield f"compiled, {measured.ranks} rank{'s' * (measured.ranks > 1)}"
+    yield pair.bound
+
+
+def _step(pair: MeasuredPair, measured: MeasuredForm, answer: StepAnswer) -> MeasuredCase:
+    return MeasuredCase(
+        pair.name, answer.step_ms, measured.step_ms, measured.spread, (answer.low_ms, answer.high_ms),
+        repeat_errors(measured.times_ms),
+    )  # fmt: skip
+
+
+def _beside(pairs: Sequence[StepPair]) -> dict[str, Group]:
+    """Eager steps, the speed-up by mode, and device time."""
+    eager = [Compared(_step(pair.measured, pair.measured.eager, pair.eager), ("eager",)) for pair in pairs]
+    faster = [
+        Compared(pair.speedup, ("speed-up", f"speed-up, {_NAMES.get(pair.measured.mode, pair.measured.mode)}"))
+        for pair in pairs
+    ]
+    device = [
+        Compared(MeasuredCase(pair.measured.name, pair.compiled.device_ms, took_ms), ("compiled, device time",))
+        for pair in pairs
+        if (took_ms := pair.measured.compiled.device_ms) is not None and pair.measured.ranks == 1
+    ]
+    return {**grouped(faster), **grouped(eager), **grouped(device)}
+
+
+def _facts(pairs: Sequence[StepPair]) -> dict[str, float]:
+    memory = [pair.memory_error for pair in pairs if pair.memory_error is not None]
+    kernels = [pair.kernels_matched for pair in pairs if pair.kernels_matched is not None]
+    generated = [pair.generated_matched for pair in pairs if pair.generated_matched is not None]
+    counted = [(sum(pair.compiled.kinds.values()), sum(pair.measured.compiled.kinds.values())) for pair in pairs]
+    numbers = [abs(said / there - 1) for said, there in counted if there]
+    facts = {"guessed_share_of_device_time_at_most": max(pair.compiled.fallback for pair in pairs)}
+    if memory:
+        facts["memory_within_7_%"] = float(np.mean(np.abs(memory) <= _MEMORY_BAR))
+        facts["memory_error_median"] = float(np.median(np.abs(memory)))
+    if kernels:
+        facts["kernels_of_the_right_kind"] = float(np.mean(kernels))
+        facts["generated_kernels_of_the_right_kind"] = float(np.mean(generated)) if generated else 0.0
+        facts["number_of_kernels_off_by_median"] = float(np.median(numbers))
+    return facts
+
+
+def _notes(pairs: Sequence[StepPair]) -> Iterator[str]:
+    made = CompiledAnswers.read().made_with if PREDICTED.exists() else {}
+    versions = ", ".join(sorted({pair.measured.torch for pair in pairs}))
+    if made:
+        yield f"captured with PyTorch {made.get('torch', '?')} at commit {made.get('commit', '?')}, measured with {versions}"

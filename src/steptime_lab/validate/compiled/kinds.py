@@ -1,0 +1,76 @@
+"""What kind of kernel a launch is: one that Inductor generated, by its kind, or a library's, by the family of its op.
+
+Measured kernels are told apart by their names and, where they were not replayed in a CUDA graph, by the op around the launch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from steptime._ops.families import WorkFamily, kernel_family, op_family
+from steptime._program.program import Program, WorkKind
+
+# Beginnings of the names that Inductor gives the kernels it generates.
+_GENERATED = {
+    "triton_poi_": "pointwise", "triton_red_": "reduction", "triton_per_": "persistent reduction", "triton_for_": "foreach",
+    "triton_spl_": "split scan", "triton_tem_": "template", "triton_mix_": "mixed order reduction",
+}  # fmt: skip
+GENERATED = "generated"
+_COPIES = re.compile(r"^(Memcpy|Memset)")
+_COLLECTIVES = re.compile(r"nccl", re.IGNORECASE)
+
+
+def kind_of(kernel: str, op: str = "") -> str:
+    """The kind of a kernel by its name and the op around its launch."""
+    for name in (kernel, op):
+        for beginning, kind in _GENERATED.items():
+            if name.startswith(beginning):
+                return f"{GENERATED} {kind}"
+        if name.startswith("triton_"):
+            return f"{GENERATED} other"
+    if found := _COPIES.match(kernel):
+        return (WorkFamily.COPY if found[0] == "Memcpy" else WorkFamily.MEMSET).label
+    if _COLLECTIVES.search(kernel):
+        return WorkFamily.COMMUNICATION.label
+    by_op = op_family(op)
+    return (kernel_family(kernel) if by_op == WorkFamily.OTHER else by_op).label
+
+
+def kinds_of(kernels: Iterable[str], ops: Iterable[str]) -> Counter[str]:
+    """How many of each kind a profiled step launched."""
+    return Counter(kind_of(kernel, op) for kernel, op in zip(kernels, ops, strict=True))
+
+
+_OF_WORK = {
+    WorkKind.COPY: WorkFamily.COPY, WorkKind.MEMSET: WorkFamily.MEMSET, WorkKind.COLLECTIVE: WorkFamily.COMMUNICATION,
+}  # fmt: skip
+
+
+def kinds_in(program: Program) -> Counter[str]:
+    """How many of each kind a predicted program launches."""
+    found: Counter[str] = Counter()
+    for kind, name, call in zip(program.works.kind, program.works.name, program.works.call, strict=True):
+        if WorkKind(kind) in _OF_WORK:
+            found[_OF_WORK[WorkKind(kind)].label] += 1
+            continue
+        op = int(program.calls.op[call]) if call >= 0 else -1
+        found[kind_of(program.names[name], _named(program, op))] += 1
+    return found
+
+
+def _named(program: Program, op: int) -> str:
+    """The innermost op around a launch whose name says what it does."""
+    while op >= 0:
+        name = program.names[program.ops.name[op]]
+        if name.startswith("triton_") or op_family(name) != WorkFamily.OTHER:
+            return name
+        op = int(program.ops.parent[op])
+    return ""
+
+
+def matched(predicted: Mapping[str, int], measured: Mapping[str, int]) -> float:
+    """The share of launches that are in both lists, kind by kind: 1 where number and kinds are the same."""
+    both = sum(min(predicted.get(kind, 0), count) for kind, count in measured.items())
+    return both / max(sum(predicted.values()), sum(measured.values()), 1)
