@@ -86,8 +86,8 @@ class CompiledAnswers:
             raise InputError(
                 f"{file}: no predictions of version {SCHEMA_VERSION}, which this steptime reads; predict them again"
             )
-        cases, made_with, refused = (document.get(key) for key in ("cases", "made_with", "refused"))
-        if not all(isinstance(each, dict) for each in (cases, made_with, refused)):
+        cases, made_with, refused = document.get("cases"), document.get("made_with"), document.get("refused")
+        if not isinstance(cases, dict) or not isinstance(made_with, dict) or not isinstance(refused, dict):
             raise InputError(f"{file}: expected objects as cases, made_with and refused; predict them again")
         return cls(
             {name: _case(f"{file}: {name!r}", case) for name, case in cases.items()},

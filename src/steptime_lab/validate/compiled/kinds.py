@@ -63,7 +63,7 @@ def kinds_in(program: Program) -> Counter[str]:
 def _named(program: Program, op: int) -> str:
     """The innermost op around a launch whose name says what it does."""
     while op >= 0:
-        name = program.names[program.ops.name[op]]
+        name = str(program.names[program.ops.name[op]])
         if name.startswith("triton_") or op_family(name) != WorkFamily.OTHER:
             return name
         op = int(program.ops.parent[op])
