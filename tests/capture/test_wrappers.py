@@ -93,15 +93,6 @@ def test_hooks_of_ddp_send_in_half_precision(hook: str, dtype: str) -> None:
     assert {each.dtype for each in program.collectives} == {dtype}
 
 
-def test_compiling_is_said_not_to_be_honoured() -> None:
-    def make() -> Callable[[], None]:
-        model, x = torch.compile(mlp()), torch.randn(4, 32, device="cuda")
-        return stepping(model, lambda: model(x).sum())
-
-    _, messages = captured_step(make)
-    assert any("torch.compile is not honoured" in message for message in messages)
-
-
 @pytest.mark.parametrize(
     ("make", "text"),
     [

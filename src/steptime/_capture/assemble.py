@@ -47,6 +47,7 @@ class Note:
     over: bool = False  # nobody else holds its first argument, so that a sum of gradients can be written over it
     switches: Switches = DEFAULT_SWITCHES
     wraps: bool = False  # its tensors wrap those that other ops take
+    reads: int = -1  # of a kernel that a compiler wrote: how many of its tensors are read, the rest are written
     pageable: bool = False  # a copy that the host waits for whatever it says: its memory is not pinned
 
 
@@ -225,6 +226,8 @@ def _node(row: _Row, values: _Values) -> Node:
     inputs = (*map(values.of, row.node.signature.inputs), *row.more)
     if row.blocking:
         inputs = (*inputs[: row.blocking], False, *inputs[row.blocking + 1 :])
+    if row.note is not None and row.note.reads >= 0:
+        inputs = (inputs[: row.note.reads], inputs[row.note.reads : -1], inputs[-1])
     outputs = inputs[:1] if row.over else tuple(map(values.of, row.node.signature.outputs))
     tid, forward = (_BACKWARD, _MAIN) if row.backward else (_MAIN, 0)
     switches = DEFAULT_SWITCHES if row.note is None else row.note.switches

@@ -29,6 +29,8 @@ from torch.utils._device import DeviceContext, _device_constructors
 
 from steptime._capture import flex, nested, questions
 from steptime._capture.autocast import casting
+from steptime._capture.compiled.environment import Environment
+from steptime._capture.compiled.region import available
 from steptime._capture.compiler import idle_compiler
 from steptime._capture.cuda_choices import chosen, scaled_dot_product_attention
 from steptime._capture.log import CommLog, Streams
@@ -47,7 +49,16 @@ _PROPERTIES = SimpleNamespace(
     minor=_MINOR,
     total_memory=int(_GPU.memory_bytes.value),
     multi_processor_count=int(_GPU.sms.value),
+    L2_cache_size=int(_GPU.cache_bytes.value),
+    max_threads_per_multi_processor=int(_GPU.threads_per_sm.value),
+    # What compilers ask of any GPU from compute capability 8.0 on (CUDA C++ Programming Guide, technical specifications).
     warp_size=32,
+    max_threads_per_block=1024,
+    regs_per_multiprocessor=65536,
+    shared_memory_per_block=48 << 10,
+    shared_memory_per_block_optin=227 << 10,
+    shared_memory_per_multiprocessor=228 << 10,
+    gcnArchName="",
     is_integrated=0,
     is_multi_gpu_board=0,
     uuid="",
@@ -148,9 +159,11 @@ def pretended(log: CommLog, *, devices: int = 1) -> Iterator[Streams]:
         asked = questions.replaced(streams, _PROPERTIES.total_memory, devices)
         replaced = tuple(chain(_replaced(streams), asked, nested.replaced(), flex.replaced()))
         really = {name: getattr(torch.cuda, name) for owner, name, _ in replaced if owner is torch.cuda}
+        originals = tuple((owner, name, vars(owner).get(name, getattr(owner, name))) for owner, name, _ in replaced)
         for owner, name, stand_in in replaced:
             stack.enter_context(patch.object(owner, name, stand_in))
         stack.enter_context(idle_compiler(really))
+        stack.enter_context(available(Environment(_PROPERTIES, originals)))
         stack.enter_context(restored())
         stack.enter_context(casting())
         stack.enter_context(chosen())

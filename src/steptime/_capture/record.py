@@ -97,6 +97,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled meanwhile; PyTorch's wrapper costs as much as a small op
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """As PyTorch asks for it: what is compiled does not depend on this mode."""
+        return True
+
+    def launched(self, kernel: Any, name: str, reads: list[torch.Tensor], writes: list[torch.Tensor], text: str) -> None:
+        """A kernel that a compiler wrote, with what it reads and writes and what else is known of it."""
+        if self.in_loop:
+            self.digest(kernel, [*reads, *writes])
+        if not self._noting:
+            return
+        with torch._C.DisableTorchFunction(), TraceRange(name, *reads, *writes, text):
+            note = Note(name, reads=len(reads))
+            with TraceRange(f"{LEAF}{len(self.notes)}"):
+                self.notes.append(note)
+                note.inputs = [self._storage(tensor) for tensor in (*reads, *writes)]
+
     def noting(self) -> Any:
         """While it lasts, ops are noted."""
         return _Switched(self)

@@ -1,0 +1,146 @@
+"""`torch.compile` while a device is pretended: PyTorch's own compiler decides what is fused, nothing is compiled for hardware.
+
+The compiler is imported when a script first asks for it. What it cannot trace it leaves to Python, as anywhere; where it
+fails, the frame runs eagerly and is named.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.nn.attention import flex_attention
+
+from steptime._capture.compiled import wrapper
+from steptime._capture.compiled.environment import Environment, fakes
+from steptime.errors import InputError
+
+MODES = ("default", "reduce-overhead")
+_TIMED = "max-autotune"
+_HERE = str(Path(__file__).parents[1])
+_torch_compile = torch.compile
+
+
+class Regions:
+    """What is compiled in one capture."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._stack = ExitStack()
+        self._ready = False
+        self.said: dict[str, None] = {}  # what is to be said of the step
+
+    def compile(self, model: Any = None, **options: Any) -> Any:
+        """In place of `torch.compile`."""
+        if model is None:
+            return lambda function: self.compile(function, **options)
+        _refuse(options)
+        if model is flex_attention.flex_attention:
+            return model  # which has a stand-in of its own
+        self.prepare()
+        with self._environment.compiling():
+            return _torch_compile(model, **options)
+
+    def prepare(self) -> None:
+        """Imports the compiler and puts what it needs in place, once."""
+        if self._ready:
+            return
+        self._ready = True
+        dynamo = import_module("torch._dynamo")
+        getattr(dynamo, "real", lambda: None)()  # where another stands for it
+        _imported()
+        for owner, name, stand_in in (*fakes(), *wrapper.replaced(), *self._frames()):
+            self._stack.enter_context(patch.object(owner, name, stand_in, create=True))
+        self._stack.callback(_forgotten)
+
+    def leave(self) -> None:
+        """As if nothing had been compiled."""
+        self._stack.close()
+
+    def _frames(self) -> Iterator[tuple[Any, str, Any]]:
+        from torch._dynamo import convert_frame  # noqa: PLC0415 (it takes seconds to import)
+
+        convert = convert_frame.CatchErrorsWrapper.__call__
+        skipped = convert_frame.ConvertFrameReturn
+
+        def converted(self_: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+            if frame.f_code.co_filename.startswith(_HERE):
+                return skipped()
+            try:
+                with self._environment.compiling(), warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", module=r"torch\.")
+                    return convert(self_, frame, *args, **kwargs)
+            except InputError:
+                raise
+            except Exception as error:
+                self.said[_failed(frame.f_code, error)] = None
+                return skipped()
+
+        yield convert_frame.CatchErrorsWrapper, "__call__", converted
+        call = import_module("torch._inductor.output_code").CompiledFxGraph.__call__
+        yield import_module("torch._inductor.output_code").CompiledFxGraph, "__call__", _ranged(call)
+
+
+def _forgotten() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.trace_rules.clear_lru_cache()  # which may hold what was pretended
+
+
+def _imported() -> None:
+    """The compiler's modules, none of capture's modes asked."""
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), warnings.catch_warnings(action="ignore"):
+        for name in ("torch._dynamo.convert_frame", "torch._inductor.compile_fx", "torch._inductor.async_compile"):
+            import_module(name)
+
+
+def _ranged(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A call of Inductor's wrapper, as PyTorch's profiler shows it."""
+
+    def run(self: Any, inputs: Any) -> Any:
+        key = getattr(self, "_fx_graph_cache_key", None) or hex(id(self))
+        with wrapper.TraceRange(f"## Call CompiledFxGraph {key} ##"):
+            return call(self, inputs)
+
+    return run
+
+
+def _refuse(options: dict[str, Any]) -> None:
+    mode = options.get("mode")
+    if isinstance(mode, str) and mode.startswith(_TIMED):
+        raise InputError(
+            f'torch.compile(mode="{mode}") picks its kernels by timing them on the GPU, which no capture can foresee; '
+            f"{' and '.join(repr(each) for each in MODES)} are captured"
+        )
+
+
+def _failed(code: Any, error: Exception) -> str:
+    reason = str(error).strip().splitlines()
+    first = reason[0][:160] if reason else type(error).__name__
+    where = f"{Path(code.co_filename).name}:{code.co_firstlineno} ({code.co_name})"
+    return f"torch.compile of {where} failed here and is taken as run eagerly: {first}"
+
+
+_current: list[Regions] = []
+
+
+@contextmanager
+def available(environment: Environment) -> Iterator[None]:
+    """While it lasts, regions can be compiled."""
+    regions = Regions(environment)
+    _current.append(regions)
+    try:
+        yield
+    finally:
+        _current.pop()
+        regions.leave()
+
+
+def current() -> Regions:
+    """Of the capture under way."""
+    return _current[-1]

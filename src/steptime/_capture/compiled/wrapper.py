@@ -1,0 +1,156 @@
+"""What Inductor's wrapper code calls when it runs: memory, kernels, CUDA graphs; each noted, none run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from steptime._capture import answers
+from steptime._capture.log import TraceRange
+from steptime._capture.tensors import CUDA, is_pretended, unseen
+from steptime._ops.generated import GeneratedKernel
+from steptime._ops.triton_source import described
+
+GRAPH = "cudagraph:"
+"""Begins the name of the range in which is what a CUDA graph replays."""
+
+_READ, _WRITTEN, _BOTH = "in_ptr", "out_ptr", "in_out_ptr"
+
+
+def recorder() -> Any:
+    """The mode that notes what the step does."""
+    return next(mode for mode in reversed(_get_current_dispatch_mode_stack()) if hasattr(mode, "launched"))
+
+
+class PretendedKernel:
+    """A kernel that Inductor wrote, in place of what Triton would compile from it."""
+
+    def __init__(self, name: str, source: str) -> None:
+        self.name, self._source = name, source
+        self._known: dict[tuple[tuple[str, int], ...], GeneratedKernel] = {}
+        self._names: tuple[str, ...] = ()
+
+    def run(self, *args: Any, stream: Any = None, grid: Any = None, **kwargs: Any) -> None:
+        """One launch."""
+        del stream, grid
+        mode = recorder()
+        values = self._values(args, kwargs)
+        numbers = tuple((name, value) for name, value in values.items() if type(value) is int)
+        kernel = self._known.get(numbers)
+        if kernel is None:
+            kernel = self._known[numbers] = described(self._source, dict(numbers))
+        reads, writes = _divided(values)
+        mode.launched(self, self.name, reads, writes, kernel.text())
+
+    __call__ = run
+
+    def _values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        if not self._names:
+            self._names = argument_names(self._source, self.name)
+        return {**dict(zip(self._names, args, strict=False)), **kwargs}
+
+
+def argument_names(source: str, name: str) -> tuple[str, ...]:
+    """The arguments of a kernel, in order, those left out that Triton's compiler is told."""
+    start = source.index(f"def {name}(") + len(f"def {name}(")
+    given = source[start : source.index(")", start)].split(",")
+    return tuple(each.strip() for each in given if ":" not in each)
+
+
+def _divided(values: Mapping[str, Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The tensors that are read, and those that are written."""
+    reads, writes = [], []
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor) and is_pretended(value):
+            if not name.startswith(_WRITTEN):
+                reads.append(value)
+            if name.startswith((_WRITTEN, _BOTH)) or not name.startswith(_READ):
+                writes.append(value)
+    return reads, writes
+
+
+def _kernel(_: Any, name: str, source: str, device_str: str = "cuda") -> PretendedKernel:
+    del device_str
+    return PretendedKernel(name, source)
+
+
+def _no_wait(_: Any, scope: dict[str, Any]) -> None:
+    del scope
+
+
+def _taken(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device=CUDA)
+
+
+def _reinterpreted(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int = 0) -> torch.Tensor:
+    """Another view of the same memory, which no trace shows."""
+    if not is_pretended(tensor):
+        return tensor.as_strided(size, stride, tensor.storage_offset() + offset)
+    modes = torch._C._DisableTorchDispatch, torch._C.DisableTorchFunction
+    with unseen(), modes[0](), modes[1]():
+        viewed: torch.Tensor = answers.viewed(
+            torch.ops.aten.as_strided.default, (tensor.detach(), size, stride, tensor.storage_offset() + offset), {}
+        )
+    return viewed
+
+
+class _NoGuard:
+    """`torch.cuda._DeviceGuard`."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class _Graphs:
+    """Numbers the graphs of a process."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def graphed(self, model: Callable[..., Any], static_input_idxs: Sequence[int] = (), **_: Any) -> Callable[..., Any]:
+        """In place of Inductor's CUDA graphs: inputs that are not static are copied, and one call replays the rest."""
+        number, self._count = self._count, self._count + 1
+        kept: dict[int, torch.Tensor] = {}
+        static = frozenset(static_input_idxs)
+
+        def replay(inputs: list[Any]) -> Any:
+            moving = [
+                (place, each)
+                for place, each in enumerate(inputs)
+                if place not in static and isinstance(each, torch.Tensor) and is_pretended(each)
+            ]
+            for place, each in moving:
+                if place not in kept or kept[place].shape != each.shape:
+                    kept[place] = torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=CUDA)
+            if moving:
+                with torch.no_grad():
+                    torch._foreach_copy_([kept[place] for place, _ in moving], [each.detach() for _, each in moving])
+            given = [kept.get(place, each) for place, each in enumerate(inputs)]
+            inputs.clear()
+            with TraceRange(f"{GRAPH}{number}"):
+                return model(given)
+
+        return replay
+
+
+def replaced() -> Iterator[tuple[Any, str, Any]]:
+    """What is replaced while compiled code may run: object, attribute, and what stands in for it."""
+    from torch._inductor import async_compile, compile_fx  # noqa: PLC0415 (it takes seconds to import)
+
+    guards = torch._C._dynamo.guards
+    yield async_compile.AsyncCompile, "triton", _kernel
+    yield async_compile.AsyncCompile, "wait", _no_wait
+    yield guards, "_empty_strided_cuda", _taken
+    yield guards, "_reinterpret_tensor", _reinterpreted
+    yield torch._C, "_cuda_getCurrentRawStream", lambda *_: 0
+    yield torch.cuda, "_DeviceGuard", _NoGuard
+    yield compile_fx, "cudagraphify", _Graphs().graphed

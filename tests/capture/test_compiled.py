@@ -1,0 +1,124 @@
+"""Compiled regions: what PyTorch's compiler would launch on a GPU, without one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from torch import nn  # noqa: E402
+
+from steptime._capture.capture import captured_step  # noqa: E402
+from steptime._ops.generated import GeneratedKernel  # noqa: E402
+from steptime._ops.table import op_table  # noqa: E402
+from steptime._program.program import Program, tensors_in  # noqa: E402
+from steptime.errors import InputError  # noqa: E402
+
+WIDTH = 64
+
+
+def mlp() -> nn.Module:
+    layers = (nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))
+    return nn.Sequential(*layers).to("cuda")
+
+
+class Two(nn.Module):
+    """Two parts, between which Python may have something to do."""
+
+    def __init__(self, *, broken: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.broken = mlp(), mlp(), broken
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        if self.broken:
+            torch._dynamo.graph_break()
+        return self.second(x)
+
+
+def stepping(forward: Callable[[torch.Tensor], torch.Tensor], precision: torch.dtype | None = None) -> Callable[[], None]:
+    x = torch.randn(32, WIDTH, device="cuda")
+
+    def step() -> None:
+        with torch.autocast("cuda", precision or torch.bfloat16, enabled=precision is not None):
+            loss = forward(x).square().mean()
+        loss.backward()
+
+    return step
+
+
+def generated(program: Program) -> list[str]:
+    return [name for name in op_table(program).names if name.startswith("triton_")]
+
+
+def captured(make: Callable[[], Any]) -> Program:
+    program, said = captured_step(make)
+    assert not any("eagerly" in each for each in said), said
+    return program
+
+
+def test_a_compiled_model_launches_what_its_compiler_fuses() -> None:
+    eager = captured(lambda: stepping(mlp()))
+    program = captured(lambda: stepping(torch.compile(mlp())))
+    names = Counter(op_table(program).names)
+    assert names["CompiledFunction"] == names["CompiledFunctionBackward"] == 1
+    assert "aten::gelu" not in names
+    assert "aten::native_layer_norm" not in names
+    assert 0 < len(generated(program)) < len(eager.ops)
+    assert names["aten::addmm"] == 2  # products stay with the library
+
+
+def test_a_generated_kernel_says_what_it_reads_and_writes() -> None:
+    program = captured(lambda: stepping(torch.compile(mlp())))
+    names = [program.names[name] for name in program.ops.name]
+    rows = [row for row, name in enumerate(names) if name.startswith("triton_")]
+    for row in rows:
+        reads, writes, text = program.signatures[program.ops.signature[row]].inputs
+        assert GeneratedKernel.read(text).name == names[row]
+        assert writes
+        assert all(each.storage is not None for each in tensors_in((reads, writes)))
+
+
+def test_autocast_is_fused_as_well() -> None:
+    table = op_table(captured(lambda: stepping(torch.compile(mlp()), torch.bfloat16)))
+    products = [table.arguments[row].inputs[0].dtype for row, name in enumerate(table.names) if name == "aten::mm"]
+    assert set(products) == {"bfloat16"}
+    assert any("_to_copy" in name for name in table.names if name.startswith("triton_"))
+
+
+def test_a_graph_is_replayed_in_a_range_of_its_own() -> None:
+    table = op_table(captured(lambda: stepping(torch.compile(mlp(), mode="reduce-overhead"))))
+    graphs = [row for row, name in enumerate(table.names) if name.startswith("cudagraph:")]
+    assert len(graphs) == 2  # forward and backward
+    inside = {row for row, parent in enumerate(table.parents) if parent in graphs}
+    assert all(table.parents[row] in graphs for row, name in enumerate(table.names) if name.startswith("triton_"))
+    assert inside
+
+
+def test_what_python_does_between_graphs_splits_the_region() -> None:
+    names = Counter(op_table(captured(lambda: stepping(torch.compile(Two(broken=True))))).names)
+    assert names["CompiledFunction"] == 2
+
+
+def test_functions_and_modules_in_place_are_compiled_too() -> None:
+    def in_place() -> Callable[[], None]:
+        model = Two(broken=False)
+        model.compile()
+        return stepping(model)
+
+    def function() -> Callable[[], None]:
+        model = mlp()
+        return stepping(torch.compile(lambda x: model(x) * 2))
+
+    for make in (in_place, function):
+        assert generated(captured(make))
+
+
+def test_what_is_chosen_by_timing_is_refused() -> None:
+    with pytest.raises(InputError, match=r"max-autotune.*timing"):
+        captured(lambda: stepping(torch.compile(mlp(), mode="max-autotune")))
