@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 from steptime._capture.capture import captured_step  # noqa: E402

@@ -44,11 +44,6 @@ class _HereOnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """As PyTorch asks for it: no mode of a user's."""
         return True
 
-    def around(self, function: Callable[..., Any], *args: Any) -> Any:
-        """What a function gives."""
-        with self:
-            return function(*args)
-
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -59,6 +54,11 @@ class _HereOnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if device is not None and device.type == "cuda":
             kwargs = {**kwargs, "device": torch.device("cpu")}
         return func(*args, **kwargs)
+
+
+def _here(function: Callable[..., Any], *args: Any) -> Any:
+    with _HereOnCpu():  # type: ignore[no-untyped-call]
+        return function(*args)
 
 
 class _Driver:
@@ -104,7 +104,7 @@ class Environment:
         try:
             with ExitStack() as stack:
                 stack.enter_context(_disable_current_modes())
-                stack.enter_context(_HereOnCpu())
+                stack.enter_context(_HereOnCpu())  # type: ignore[no-untyped-call]
                 for owner, name, original in self.replaced:
                     stack.enter_context(patch.object(owner, name, original))
                 self._stand_ins = self._stand_ins or tuple(self._answers())
@@ -149,7 +149,7 @@ class Environment:
         yield guards.GuardBuilder, "TORCH_FUNCTION_STATE", lambda *_: None
         # It leaves all modes to fold constants, which then are to be computed.
         fold = constant_folding.ConstantFolder.run
-        yield constant_folding.ConstantFolder, "run", lambda self: _HereOnCpu().around(fold, self)
+        yield constant_folding.ConstantFolder, "run", lambda self: _here(fold, self)
         yield from _of_triton(major * 10 + minor)
 
 

@@ -19,6 +19,7 @@ from torch.nn.attention import flex_attention
 
 from steptime._capture.compiled import wrapper
 from steptime._capture.compiled.environment import Environment, fakes
+from steptime._capture.log import TraceRange
 from steptime.errors import InputError
 
 MODES = ("default", "reduce-overhead")
@@ -67,7 +68,7 @@ class Regions:
         from torch._dynamo import convert_frame  # noqa: PLC0415 (it takes seconds to import)
 
         convert = convert_frame.CatchErrorsWrapper.__call__
-        skipped = convert_frame.ConvertFrameReturn
+        skipped = import_module("torch._dynamo.types").ConvertFrameReturn
 
         def converted(self_: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
             if frame.f_code.co_filename.startswith(_HERE):
@@ -104,7 +105,7 @@ def _ranged(call: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(self: Any, inputs: Any) -> Any:
         key = getattr(self, "_fx_graph_cache_key", None) or hex(id(self))
-        with wrapper.TraceRange(f"## Call CompiledFxGraph {key} ##"):
+        with TraceRange(f"## Call CompiledFxGraph {key} ##"):
             return call(self, inputs)
 
     return run
