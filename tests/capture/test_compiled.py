@@ -11,14 +11,14 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-import torch  # noqa: E402
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-from steptime._capture.capture import captured_step  # noqa: E402
-from steptime._ops.generated import GeneratedKernel  # noqa: E402
-from steptime._ops.table import op_table  # noqa: E402
-from steptime._program.program import Program, tensors_in  # noqa: E402
-from steptime.errors import InputError  # noqa: E402
+from steptime._capture.capture import captured_step
+from steptime._ops.generated import GeneratedKernel
+from steptime._ops.table import op_table
+from steptime._program.program import Program, tensors_in
+from steptime.errors import InputError
 
 WIDTH = 64
 
@@ -39,7 +39,8 @@ class Two(nn.Module):
         x = self.first(x)
         if self.broken:
             torch._dynamo.graph_break()
-        return self.second(x)
+        result: torch.Tensor = self.second(x)
+        return result
 
 
 def stepping(forward: Callable[[torch.Tensor], torch.Tensor], precision: torch.dtype | None = None) -> Callable[[], None]:
@@ -48,7 +49,7 @@ def stepping(forward: Callable[[torch.Tensor], torch.Tensor], precision: torch.d
     def step() -> None:
         with torch.autocast("cuda", precision or torch.bfloat16, enabled=precision is not None):
             loss = forward(x).square().mean()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
 
     return step
 

@@ -100,7 +100,7 @@ class Environment:
         from torch._dynamo.utils import set_torch_function_mode_stack  # noqa: PLC0415 (it takes seconds to import)
 
         self._inside += 1
-        modes = torch.overrides._get_current_function_mode_stack()
+        modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         try:
             with ExitStack() as stack:
                 stack.enter_context(_disable_current_modes())
