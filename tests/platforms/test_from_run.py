@@ -74,7 +74,9 @@ def test_a_calibration_from_a_run_does_not_make_that_run_worse(name: str) -> Non
     for calibration in (UNCALIBRATED, Calibration.of(found.costs, platform)):
         period_ms = float(step.steady(calibration)[0].period_ns[0]) / 1e6
         errors.append(abs(np.log(period_ms / np.median(measured_ms))))
-    assert errors[1] <= errors[0] + 0.02
+    # Both sides of a median that lies anywhere between repeats are as good as each other.
+    spread = float(np.log(max(measured_ms) / min(measured_ms)))
+    assert errors[1] <= max(errors[0] + 0.02, spread / 3)
 
 
 def test_step_times_without_a_profiler_tell_the_speed_of_a_host_that_binds() -> None:

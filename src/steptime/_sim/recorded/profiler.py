@@ -26,6 +26,8 @@ from steptime._sim.recorded.timing import Recorded, inside_graphs, recorded
 FILE = Path(steptime.__file__).parent / "data" / "profiler.toml"
 SCHEMA_VERSION = 1
 _COST = ValueRange(0, 1e9, "nanoseconds")
+# What PyTorch calls the frames of compiled functions.
+_COMPILED = ("Torch-Compiled Region", "## Call CompiledFxGraph")
 _FEWEST = 5  # calls of an op that say how long it takes
 # A step that gets shorter by more than to this share of it is one that its host bounds.
 _HOST_BOUND = 0.9
@@ -40,6 +42,7 @@ class ProfilerCosts:
     left_at_least: float
     left_at_most: float
     per_event_ns: float  # an op or a call that is recorded costs no more, at pace 1
+    per_compiled_event_ns: float  # the same of a step that torch.compile made, where that is all the profiler costs
     per_graph_kernel_ns: float
     error: float  # standard deviation of the logarithm of what is left
     usual_ns: Mapping[str, float]
@@ -72,6 +75,11 @@ def pace(program: Program, costs: ProfilerCosts) -> float:
     return math.exp(float(np.median(logs))) if logs else 1.0
 
 
+def is_compiled(program: Program) -> bool:
+    """Whether a step calls functions that torch.compile made."""
+    return any(name.startswith(_COMPILED) for name in program.names)
+
+
 def run_timings(workload: Workload, *, profiled: bool) -> Recorded:
     """The timings of a recorded run, as it was or as it is without a profiler."""
     inputs = recorded(workload)
@@ -90,6 +98,8 @@ def _without(cohort: Cohort, times: float, costs: ProfilerCosts) -> Cohort:
     if not cohort.program.meta.get("profiled", True):
         return cohort
     host_pace = pace(cohort.program, costs)
+    if is_compiled(cohort.program):  # between its events is Python that no profiler slows down
+        return _graphs(_host(cohort, min(times * costs.left_at_least, 1.0), costs.per_compiled_event_ns * host_pace), costs)
     return _graphs(_host(cohort, min(times * costs.left_at(host_pace), 1.0), costs.per_event_ns * host_pace), costs)
 
 

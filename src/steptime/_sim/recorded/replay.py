@@ -180,15 +180,20 @@ def period_ms(inputs: Recorded) -> float:
 
 
 def ops_begun(program: Program, gap_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Per call, how many ops began on its thread in the gap before it: a profiler does most of its work where an op begins."""
+    """Per call, how many ops began in the gap before it: a profiler does most of its work where an op begins.
+
+    On its own thread, and on the one that hands over to it.
+    """
     ops, calls = program.ops, program.calls
     result = np.zeros(len(calls), dtype=np.int64)
+    handing = np.where(calls.after >= 0, calls.thread[calls.after], -1)
     for thread in range(len(program.threads)):
         starts = np.sort(ops.start_ns[ops.thread == thread])
-        rows = np.flatnonzero(calls.thread == thread)
+        rows = np.flatnonzero((calls.thread == thread) | (handing == thread))
         until = np.searchsorted(starts, calls.start_ns[rows], side="right")
-        result[rows] = until - np.searchsorted(starts, calls.start_ns[rows] - gap_ns[rows], side="left")
-    return np.maximum(result, 0)
+        begun = until - np.searchsorted(starts, calls.start_ns[rows] - gap_ns[rows], side="left")
+        result[rows] += np.maximum(begun, 0)
+    return result
 
 
 # Nobody measures steps of a day.
