@@ -99,7 +99,8 @@ def _without(cohort: Cohort, times: float, costs: ProfilerCosts) -> Cohort:
         return cohort
     host_pace = pace(cohort.program, costs)
     if is_compiled(cohort.program):  # between its events is Python that no profiler slows down
-        return _graphs(_host(cohort, min(times * costs.left_at_least, 1.0), costs.per_compiled_event_ns * host_pace), costs)
+        per_event_ns = costs.per_compiled_event_ns * host_pace / max(times, 1e-9)
+        return _graphs(_host(cohort, min(times * costs.left_at_least, 1.0), per_event_ns), costs)
     return _graphs(_host(cohort, min(times * costs.left_at(host_pace), 1.0), costs.per_event_ns * host_pace), costs)
 
 
