@@ -13,6 +13,7 @@ from steptime._build.config import Config, read_config
 from steptime._build.config_values import Overrides
 from steptime._build.transformer.config import Transformer
 from steptime._build.transformer.parallelism import Parallelism
+from steptime._fuse.compiled import checked_mode
 from steptime._plan.evaluate import LayoutEvaluator
 from steptime._plan.explain import compared
 from steptime._plan.search import search
@@ -53,6 +54,7 @@ def plan(
     price: float | None = None,
     fabric: str | Path | None = None,
     calibration: str | Path | Calibration | None = None,
+    compile: str | None = None,
     executor: Executor | None = None,
 ) -> Planned:
     """Search for the layout with the shortest step that fits, and say why it is.
@@ -61,7 +63,8 @@ def plan(
     of the platform's unless fewer are given, `batch` is the global batch if not the config's, `settings` are
     keys of the config with other values, dotted. What follows bounds the search:
     each is the values that may be chosen, whatever divides where nothing is given. `memory_bytes` is what a rank may use,
-    `headroom` a share of it that is left free. `price` is of one GPU for an hour. `executor` runs the questions: processes,
+    `headroom` a share of it that is left free. `price` is of one GPU for an hour. `compile` is a mode of `torch.compile` as
+    which layouts are predicted, if not the config's. `executor` runs the questions: processes,
     or a cluster's `concurrent.futures.Executor`; without one, processes of this machine.
     """
     ranks = platform_ranks(platform) if gpus is None else gpus
@@ -80,7 +83,10 @@ def plan(
         data, fsdp, tensor, pipeline, context, expert, chunks, zero,
         None if sequence is None else (sequence,), micro_batch, recompute,
     )  # fmt: skip
-    evaluator = LayoutEvaluator(_model(model, batch, settings or {}), machine.parts, speed)
+    alone = _model(model, batch, settings or {})
+    if compile is not None:
+        alone = replace(alone, compile=checked_mode(compile))
+    evaluator = LayoutEvaluator(alone, machine.parts, speed)
     limit = _limit(machine, memory_bytes, headroom)
     found = search(evaluator, ranks, choices, limit_bytes=limit, executor=executor)
     situation = situation_of(machine, known_of(machine, speed)).name

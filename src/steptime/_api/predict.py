@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steptime._api.compiling import as_compiled, compared_with_eager
 from steptime._api.read import read
+from steptime._fuse.compiled import OFF, checked_mode
 from steptime._lookups.workload import WorkloadLookups
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.device import Device
@@ -48,6 +50,7 @@ def predict(
     memory_bytes: int | None = None,
     price: float | None = None,
     suggest: bool = True,
+    compile: str | None = None,
 ) -> Prediction:
     """Predict the steady-state step of a workload, or of anything `read` takes.
 
@@ -59,14 +62,18 @@ def predict(
     "matmul * 0.5": the answer is the step with all of them, and its `what_if` says what each saves. `profiled`: a recorded run
     with what its profiler cost, as recorded, instead of as it runs without one. `memory_bytes` is what a rank may
     use of its device. `price` is what one GPU costs for an hour: the answer then says what steps cost.
-    `suggest`: of a step that does not fit, find what would make it fit, which takes seconds.
+    `suggest`: of a step that does not fit, find what would make it fit, which takes seconds. `compile` is a mode of
+    `torch.compile` ("default", "reduce-overhead"): the answer is the compiled step, with what compiling brings (`compiling`).
     """
     checked_price(price)
+    mode = None if compile is None else checked_mode(compile)
     changes = parse_all(what_if)
     workload = read(source, batch=batch, ranks=ranks, plan=plan, settings=settings, platform_ranks=platform_ranks(platform))
     if lookups is not None:
         looked_up = lookups if isinstance(lookups, WorkloadLookups) else WorkloadLookups.load(Path(lookups))
         workload = replace(workload, lookups=looked_up)
+    if mode is not None:
+        workload = as_compiled(workload, mode, platform)
     if platform is None:
         options = {"host": host, "fabric": fabric, "power-cap": power_cap_w, "memory": memory_bytes}
         options["device"] = device if workload.lookups is None else None
@@ -93,6 +100,10 @@ def predict(
         return replace(within(step, memory_bytes), price=price)
 
     step = predicted(workload)
+    if mode is not None and mode != OFF:
+        if changes:
+            raise InputError(f"--compile {mode} with --what-if: one of the two at a time; save the answer of each")
+        return compared_with_eager(step, predicted, machine)
     if suggest and step.memory.get("fits") is False:
         from steptime._api.helps import helps
 

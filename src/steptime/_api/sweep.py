@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from steptime._api.compiling import as_compiled
 from steptime._api.predict import platform_for, platform_ranks, predict
 from steptime._api.read import is_config, read, runs_code
+from steptime._fuse.compiled import checked_mode
 from steptime._lookups.workload import WorkloadLookups
 from steptime._platforms.calibration import Calibration
 from steptime._platforms.platform import Platform, platform_parts
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 # Settings that are options of `predict`; all others are keys of a config.
 OPTIONS = (
     "platform", "batch", "ranks", "plan_file", "device", "host", "fabric", "power_cap_w", "lookups", "calibration", "what_if",
+    "compile",
 )  # fmt: skip
 # Of these, what a workload is built from; the others say where it is predicted.
 _OF_WORKLOAD = ("batch", "ranks", "plan_file")
@@ -62,6 +65,7 @@ def sweep(
     lookups: Files | WorkloadLookups = None,
     calibration: Files | Calibration = None,
     what_if: str | Sequence[str | Sequence[str]] | None = None,
+    compile: str | Sequence[str] | None = None,
     strict: bool = False,
     profiled: bool = False,
     price: float | Mapping[str, float] | None = None,
@@ -72,7 +76,7 @@ def sweep(
 ) -> Predictions:
     """Predict every combination of what is given: platforms, batches, ranks, values of a config's keys, options of `predict`.
 
-    Every argument from `batch` to `what_if` is a value or several, of which each is predicted with every other. `settings` are
+    Every argument from `batch` to `compile` is a value or several, of which each is predicted with every other. `settings` are
     keys of a config, dotted, with a value or a list of values: `{"parallel.fsdp": [1, 8]}`. `variants` are named combinations
     that go together: `{"ddp": {}, "tensor": {"parallel.tensor": 8}}`. `price` is of one GPU for an hour, or one of each
     platform by its name. Combinations that cannot be built (a batch that ranks do not divide, sizes that do not make the ranks,
@@ -86,10 +90,10 @@ def sweep(
         "platform": _several(platform), "batch": _several(batch), "ranks": _several(ranks), "plan_file": _several(plan),
         "device": _several(device), "host": _several(host), "fabric": _several(fabric),
         "power_cap_w": _several(power_cap_w), "lookups": _several(lookups), "calibration": _several(calibration),
-        "what_if": _several(what_if),
+        "what_if": _several(what_if), "compile": [checked_mode(each) for each in _several(compile)],
     }  # fmt: skip
     axes = {name: values for name, values in given.items() if values}
-    empty = (batch, ranks, power_cap_w, plan, device, host, fabric, what_if)
+    empty = (batch, ranks, power_cap_w, plan, device, host, fabric, what_if, compile)
     placed = "platform" in axes or (variants and all("platform" in each for each in variants.values()))
     if not placed or any(each is not None and not _several(each) for each in empty):
         raise InputError("a sweep needs at least one platform, and one value of every option that is given")
@@ -178,6 +182,8 @@ class _Job:
         options = self.options(point)
         workload = self._workload(point)
         machine = self._machine(options, workload.world_size)
+        if "compile" in options:
+            workload = as_compiled(workload, options["compile"], machine)
         change = options.get("what_if", NOTHING)
         changes = [each.strip() for each in change.split(";")] if change != NOTHING else []
         price = self.prices.get(str(point.settings["platform"]))

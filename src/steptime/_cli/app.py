@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -29,6 +30,9 @@ BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 LAB_COMMANDS = ("adopt", "measure", "fit", "validate")
 LAB_INSTALLED = find_spec("steptime_lab") is not None
+
+_COMPILE, _COMPILING = "--compile", ("predict", "plan")  # commands whose option needs no value
+_MODE = re.compile(r"off|default|reduce-overhead|max-autotune[\w-]*")
 
 app = typer.Typer(
     name="steptime",
@@ -95,7 +99,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if VARIABLE in os.environ:
         complete(app)
     try:
-        code = app(arguments, prog_name="steptime", standalone_mode=False)
+        code = app(with_modes(sys.argv[1:] if arguments is None else arguments), prog_name="steptime", standalone_mode=False)
         sys.stdout.flush()
     except SteptimeError as error:
         return _fail(str(error))
@@ -115,6 +119,18 @@ def run(arguments: Sequence[str] | None = None) -> int:
             raise
         return _fail(f"{text()} (see steptime --help)")
     return code if isinstance(code, int) else 0
+
+
+def with_modes(arguments: Sequence[str]) -> list[str]:
+    """Arguments in which `--compile` has a mode: the default one where none is given. A script's own follow `--`."""
+    result: list[str] = []
+    own = False
+    for place, argument in enumerate(arguments):
+        own = own or argument == "--"
+        bare = argument == _COMPILE and not own and arguments[0] in _COMPILING
+        followed = place + 1 < len(arguments) and _MODE.fullmatch(arguments[place + 1])
+        result.append(f"{_COMPILE}=default" if bare and not followed else argument)
+    return result
 
 
 def _fail(message: str) -> int:

@@ -57,6 +57,16 @@ CalibrationFile = Annotated[
     Option("--calibration", metavar="FILE", help="Calibration of the machine, written by `steptime calibrate`."),
 ]
 
+Compile = Annotated[
+    str | None,
+    Option(
+        "--compile",
+        metavar="[MODE]",
+        help="As torch.compile would run it (docs/compile.md): default if no mode is given, or reduce-overhead; off: eager.",
+        show_default=False,
+    ),
+]
+
 Memory = Annotated[
     int | None,
     Option(

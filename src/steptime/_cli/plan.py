@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from steptime._cli.output import CalibrationFile, Json, Memory, Price, Set, settings_of, show, working
+from steptime._cli.output import CalibrationFile, Compile, Json, Memory, Price, Set, settings_of, show, working
 from steptime.errors import InputError
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def plan(
     price: Price = None,
     fabric: Annotated[str | None, Option("--fabric", metavar="NAME", help="Another fabric; a name or a .toml file.")] = None,
     calibration: CalibrationFile = None,
+    compile_mode: Compile = None,
     json: Json = False,
     html: Annotated[Path | None, Option("--html", metavar="FILE", help="Write a single HTML page that works offline.")] = None,
     save: Annotated[Path | None, Option("--save", metavar="FILE", help="Write the best layout as a config (.toml).")] = None,
@@ -89,6 +90,7 @@ def plan(
             price=price,
             fabric=fabric,
             calibration=calibration,
+            compile=compile_mode,
         )
     for file, text in ((save, answer.config), (torchtitan, answer.torchtitan)):
         if file is not None:

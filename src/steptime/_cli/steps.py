@@ -10,6 +10,7 @@ from typer import Argument, Option
 from steptime._cli.output import (
     Batch,
     CalibrationFile,
+    Compile,
     ExpertSkew,
     Json,
     Limit,
@@ -87,6 +88,7 @@ def predict(
             show_default=False,
         ),
     ] = None,
+    compile_mode: Compile = None,
     profiled: Profiled = False,
     limit: Limit = None,
     expert_skew: ExpertSkew = None,
@@ -100,10 +102,14 @@ def predict(
     from steptime._api.predict import platform_ranks
     from steptime._api.predict import predict as predicted
     from steptime._files import refuse_overwriting
+    from steptime._fuse.compiled import checked_mode
+    from steptime._report.compiling import CompiledPrediction, print_compiled
     from steptime._report.text import print_prediction
     from steptime._report.whatif import ChangedPrediction, print_changed
 
     skew_experts(expert_skew)
+    if compile_mode is not None:
+        checked_mode(compile_mode)
     outputs = {"--html": html, "--trace": trace}
     refuse_overwriting(outputs, input_files(workload, plan, platform, device, host, fabric, lookups, calibration))
     job = read(
@@ -125,6 +131,7 @@ def predict(
             profiled=profiled,
             memory_bytes=memory,
             price=price,
+            compile=compile_mode,
         )
     if trace is not None:
         answer.trace(trace)
@@ -134,6 +141,8 @@ def predict(
     def text(console: Console) -> None:
         if isinstance(answer, ChangedPrediction):
             print_changed(console, answer)
+        elif isinstance(answer, CompiledPrediction):
+            print_compiled(console, answer)
         else:
             print_prediction(console, answer)
         print_files(console, trace, html)

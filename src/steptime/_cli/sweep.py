@@ -81,6 +81,9 @@ def sweep(
             show_default=False,
         ),
     ] = None,
+    compile_mode: Annotated[
+        str | None, _values("--compile", "MODE", "As torch.compile would run it: off, default, reduce-overhead.")
+    ] = None,
     strict: Annotated[bool, Option("--strict", help="Leave out variants with an op that has no model.")] = False,
     profiled: Annotated[bool, Option("--profiled", help="A recorded run with what its profiler cost.")] = False,
     price: Annotated[
@@ -135,6 +138,7 @@ def sweep(
             lookups=several("--lookups", lookups),
             calibration=several("--calibration", calibration),
             what_if=what_if,
+            compile=several("--compile", compile_mode),
             strict=strict,
             profiled=profiled,
             price=_price(price),

@@ -51,6 +51,10 @@ CUT_OFF = "cut_off"
 """In a workload's `meta`: whether a file of it breaks off before its end."""
 
 
+COMPILE = "compile"
+"""In a workload's `meta`: the mode in which it is predicted as if `torch.compile` had compiled it."""
+
+
 @dataclass(frozen=True)
 class Workload:
     """The programs of the ranks at hand, by rank. `absent` ranks exist in the job but have no program here.

@@ -16,7 +16,7 @@ from steptime._build.transformer.schedules import BACKWARD, FORWARD
 from steptime._build.transformer.stages import EMBEDDING, StageProgram, between
 from steptime._build.transformer.weights import Weights
 from steptime._program.program import Program
-from steptime._program.workload import Description, Workload
+from steptime._program.workload import COMPILE, Description, Workload
 
 # What tensor cores read at once: cuBLAS takes its fastest kernels where rows begin at multiples of it (NVIDIA, "Matrix
 # Multiplication Background User's Guide", section 2).
@@ -36,7 +36,7 @@ def build(config: Transformer) -> Workload:
         programs=_programs(config, groups),
         world_size=everybody,
         name=config.title,
-        meta={KIND: config.to_dict()},
+        meta={KIND: config.to_dict()} | ({COMPILE: config.compile} if config.compile != "off" else {}),
         owners=tuple(rank - rank % size for rank in range(everybody)) if everybody > 1 else (),
         groups=named if everybody > 1 else {},
         description=_described(config),

@@ -31,6 +31,7 @@ _TABLES: Mapping[str, Callable[..., _Table]] = {
 _LISTS = ("recompute", "recompute_keeps", "frozen")
 # Keys that are left out of a saved config where nothing was said, so that it reads as it always did.
 _RECENT = (
+    "compile",
     "fp8_recipe",
     "fused",
     "recompute",
@@ -83,6 +84,7 @@ class Transformer:
     precision: str = "fp32"
     fp8_recipe: str = ""  # of precision = "fp8": how operands are cast; empty: delayed
     optimizer: str = "adamw"
+    compile: str = "off"  # as torch.compile would run it, in this mode
     gradient_accumulation: int = 1
     fused: bool = False  # layers as Transformer Engine and Megatron-core run them, one kernel where PyTorch has several
     checkpointing: bool = False  # the older way to say recompute = "full"

@@ -32,6 +32,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "attention": ("auto", "cudnn", "flash", "efficient", "unfused"),
     "precision": ("fp32", "tf32", "bf16-autocast", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"),
     "optimizer": ("adamw", "adamw_fused", "sgd"),
+    "compile": ("off", "default", "reduce-overhead"),
 }
 _POSITIVE = (
     "layers",

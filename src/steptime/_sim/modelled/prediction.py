@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from steptime._fuse.compiled import OFF
 from steptime._garbage import no_collection
 from steptime._lookups.workload import TABLE_BATCHED, RankLookups, row_bytes, state_bytes
 from steptime._models.estimate import Estimate
@@ -30,7 +31,7 @@ from steptime._platforms.platform import Platform
 from steptime._platforms.recorded_kernels import CarriedKernels
 from steptime._platforms.situation import Situation, situation_of
 from steptime._program.one_step import one_step
-from steptime._program.workload import UnnamedMemory, Workload
+from steptime._program.workload import COMPILE, UnnamedMemory, Workload
 from steptime._sim.core.steady import Steady, steady_period
 from steptime._sim.core.timing import Cohort
 from steptime._sim.explain.activity import Window
@@ -75,7 +76,7 @@ def predict_on(
     A recorded run keeps its host times, of which the profiler's part is left in if `profiled`; on another device, of a
     calibration or if asked for (`other_host`) they are those of the platform's host.
     """
-    if all(timed(program) for program in workload.programs):
+    if workload.meta.get(COMPILE, OFF) == OFF and all(timed(program) for program in workload.programs):
         same = all(CarriedKernels.of(each.device_name, platform.device.limits).same for each in workload.programs)
         own_host = profiled or (same and not other_host and calibration is UNCALIBRATED)
         step = modelled_run(workload, platform, profiled=profiled, own_host=own_host, strict=strict)

@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from steptime._fuse.compiled import compiled_workload
 from steptime._models.estimate import Source
 from steptime._models.host.columns import host_columns
 from steptime._models.host.model import Speed
@@ -249,6 +250,7 @@ def modelled(workload: Workload, platform: Platform, *, strict: bool = False) ->
     """The workload on a platform. `strict`: an op without a model is an error."""
     if strict:
         _refuse_lost_work(workload.programs)
+    workload = compiled_workload(workload, platform.device.limits)
     steps, moved = _on_a_device([one_step(program) for program in workload.programs], strict=strict)
     workload = with_everybody(replace(workload, programs=tuple(each.program for each in steps)))
     check_ranks(workload, platform)

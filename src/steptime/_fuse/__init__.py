@@ -1,0 +1,1 @@
+"""A program of eager ops as `torch.compile` would run it: our own fusion pass, not PyTorch's compiler."""
