@@ -17,6 +17,7 @@ from steptime._fuse.schedule import Group, scheduled
 from steptime._fuse.splits import Processors
 from steptime._hardware.device import DeviceLimits
 from steptime._models.kernels.from_ops import COMPUTE, questions_of
+from steptime._ops.compiled import Frame, frame_of
 from steptime._ops.generated import NAMES
 from steptime._ops.table import OpTable, op_table
 from steptime._program.program import NEVER, Ops, Program, Signature, Tensor, Value, tensors_in
@@ -30,7 +31,6 @@ OFF = "off"
 BY_US = "compiled by steptime's own fusion pass on eager ops, not by PyTorch's compiler"
 _TUNED = "max-autotune"
 _LARGEST = 12  # kernels that are told about
-_COMPILED_FRAME = "Torch-Compiled Region"
 
 
 def checked_mode(mode: str, where: str = "--compile") -> str:
@@ -69,7 +69,7 @@ class CompiledProgram:
 
 def is_compiled(program: Program) -> bool:
     """Whether a program has compiled parts already."""
-    return any(name.startswith(_COMPILED_FRAME) or NAMES.fullmatch(name) for name in program.names)
+    return any(frame_of(name) is Frame.REGION or NAMES.fullmatch(name) for name in program.names)
 
 
 def compiled(program: Program, processors: Processors, mode: str = DEFAULT) -> CompiledProgram:
@@ -190,14 +190,14 @@ class _Emitter:
         number, like = self._graphs, first.work.op
         self._graphs += 1
         if first.backward:
-            node = self._write("autograd::engine::evaluate_function: CompiledFunctionBackward", like, -1)
-            around, graph = self._write("CompiledFunctionBackward", like, node), f"b{number}"
+            node = self._write(f"autograd::engine::evaluate_function: {Frame.BACKWARD.value}", like, -1)
+            around, graph = self._write(Frame.BACKWARD.value, like, node), f"b{number}"
         else:
-            self._write("TorchDynamo Cache Lookup", like, -1)
-            region = self._write(f"{_COMPILED_FRAME}: {number}/0", like, -1)
-            around, graph = self._write("CompiledFunction", like, region), f"f{number}"
-        call = self._write(f"## Call CompiledFxGraph {graph} ##", like, around)
-        return self._write(f"cudagraph:{graph}", like, call) if self._mode == REDUCE_OVERHEAD else call
+            self._write(Frame.GUARDS.value, like, -1)
+            region = self._write(f"{Frame.REGION.value}: {number}/0", like, -1)
+            around, graph = self._write(Frame.FUNCTION.value, like, region), f"f{number}"
+        call = self._write(f"{Frame.WRAPPER.value} {graph} ##", like, around)
+        return self._write(f"{Frame.GRAPH.value}{graph}", like, call) if self._mode == REDUCE_OVERHEAD else call
 
     def _write(self, name: str, like: int, parent: int, signature: int = -1, sequence: int = -1) -> int:
         ops = self._program.ops
