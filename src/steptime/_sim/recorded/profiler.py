@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 import steptime
 from steptime._hardware.description import ValueRange, read_toml
@@ -43,7 +44,8 @@ class ProfilerCosts:
     left_at_most: float
     per_event_ns: float  # an op or a call that is recorded costs no more, at pace 1
     per_compiled_event_ns: float  # the same of a step that torch.compile made, where that is all the profiler costs
-    per_graph_kernel_ns: float
+    per_graph_kernel_ns: float  # of the device
+    per_graph_launch_ns: float  # of the host that launches a graph, for each of its kernels
     error: float  # standard deviation of the logarithm of what is left
     usual_ns: Mapping[str, float]
 
@@ -133,12 +135,30 @@ def _host_ns(cohort: Cohort) -> int:
 
 
 def _graphs(cohort: Cohort, costs: ProfilerCosts) -> Cohort:
-    """Kernels of a graph follow each other sooner."""
+    """Graphs are launched sooner, and their kernels follow each other sooner."""
     inside = inside_graphs(cohort.program)
     if not inside.any():
         return cohort
+    cohort = _launched_sooner(
+        cohort, np.bincount(cohort.program.works.call[inside], minlength=len(cohort.program.calls)), costs
+    )
     timing = cohort.timing
     cut = np.where(inside, round(costs.per_graph_kernel_ns), 0)[:, None, None]
     spacing = np.maximum(timing.spacing_ns - cut, np.minimum(timing.spacing_ns, 0))
     rest = cut - (timing.spacing_ns - spacing)
     return replace(cohort, timing=replace(timing, spacing_ns=spacing, duration_ns=np.maximum(timing.duration_ns - rest, 0)))
+
+
+def _launched_sooner(cohort: Cohort, kernels: npt.NDArray[np.int64], costs: ProfilerCosts) -> Cohort:
+    """Without what recording so many kernels costs the host of each call: within it and, where works start first, after it."""
+    calls, timing = cohort.program.calls, cohort.timing
+    call_ns, gap_ns = timing.call_ns.copy(), timing.gap_ns.copy()
+    for row in np.flatnonzero(kernels).tolist():
+        cut_ns = round(costs.per_graph_launch_ns * int(kernels[row]))
+        taken = np.minimum(cut_ns, call_ns[row])
+        call_ns[row] -= taken
+        after = np.flatnonzero(calls.thread == calls.thread[row])
+        following = [*after[after > row][:1].tolist(), *np.flatnonzero(calls.after == row).tolist()]
+        for each in dict.fromkeys(following):
+            gap_ns[each] = np.maximum(gap_ns[each] - (cut_ns - taken), 0)
+    return replace(cohort, timing=replace(timing, call_ns=call_ns, gap_ns=gap_ns))
