@@ -71,6 +71,7 @@ class Access:
     indirect: bool = False
     share: float = 1.0
     loop: int = 0
+    offset: int = 0  # in elements, where all that the terms reach begins
 
     @property
     def elements(self) -> int:
@@ -179,8 +180,8 @@ def _in_order(size: int, rows: int, width: int, *, reduces: bool) -> tuple[Term,
 def _plain_access(access: Access) -> list[Any]:
     terms = [[term.axis, term.every, term.extent, term.stride] for term in access.terms]
     plain: list[Any] = [ACCESSES.index(access.kind), access.argument, access.item_bytes, terms]
-    rest: list[Any] = [int(access.indirect), round(access.share, 4), access.loop]
-    return plain if rest == [0, 1.0, 0] else plain + rest
+    rest: list[Any] = [int(access.indirect), round(access.share, 4), access.loop, access.offset]
+    return plain if rest == [0, 1.0, 0, 0] else plain + rest
 
 
 @lru_cache(maxsize=_READ)
@@ -210,7 +211,7 @@ def _read(text: str) -> GeneratedKernel:
 
 def _access(value: Any) -> Access:
     kind, argument, item_bytes, terms, *rest = value
-    indirect, share, loop = rest or (0, 1.0, 0)
+    indirect, share, loop, offset = rest or (0, 1.0, 0, 0)
     return Access(
         kind=ACCESSES[_count(kind)],
         argument=_count(argument),
@@ -219,6 +220,7 @@ def _access(value: Any) -> Access:
         indirect=bool(_count(indirect)),
         share=_share(share),
         loop=_count(loop),
+        offset=_whole(offset),
     )
 
 

@@ -57,18 +57,17 @@ _FREE = """
     reshape trans expand_dims multiple_of max_contiguous static_assert static_range constexpr float int min select_one
 """
 _REDUCES = """
-    sum max2 min2 any all prod xor_sum reduce associative_scan welford welford_combine online_softmax_reduce
-    max_with_index min_with_index argmax argmin sort_with_index
+    sum max2 min2 any all prod xor_sum reduce welford online_softmax_reduce max_with_index min_with_index argmax argmin
 """
 # One plain operation each.
 _SIMPLE = """
-    to where abs maximum minimum fma promote_to_tensor welford_reduce maximum_with_index minimum_with_index
-    online_softmax_combine
+    to where abs maximum minimum fma promote_to_tensor maximum_with_index minimum_with_index
 """
 _FREE_CALLS, _REDUCING, _PLAIN_CALLS = (frozenset(names.split()) for names in (_FREE, _REDUCES, _SIMPLE))
 _INDEX_NAME = re.compile(r"([xyz]|r[01]?_?)index")
 _NUMEL_NAME = re.compile(r"([xyz]|r[01]?_?)numel")
 _POINTER = re.compile(r"\w*ptr\d*")
+_DIVIDES = (ast.FloorDiv, ast.Mod)
 _AGAINST = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
@@ -159,6 +158,7 @@ class _Source:
         self._places = {name: place for place, (name, _) in enumerate(self._arguments)}
         self._accesses: list[Access] = []
         self._computed: Counter[str] = Counter()
+        self._once: set[str] = set()  # what was computed of indices, which compilers do once
         self._reductions = self._loops = self._loop = self._parts = 0
         self._totals: Counter[str] = Counter()  # iterations, by axis
         self._begin(function.body)
@@ -169,6 +169,7 @@ class _Source:
         self._known: dict[str, Index] = {name: Index(constant=value) for name, value in self._sizes.items()}
         self._depends: dict[str, frozenset[str]] = {}
         self._bounds: dict[str, _Bounds] = {}
+        self._once.clear()
         for statement in body:
             if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
                 named = _NUMEL_NAME.fullmatch(statement.targets[0].id)
@@ -275,7 +276,7 @@ class _Source:
     def _count(self, value: ast.expr, axes: frozenset[str]) -> None:
         """Adds the functions that an expression computes."""
         often = self._iterations(axes)
-        for node in _computing(value):
+        for node in self._computing(value):
             if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.FloorDiv, ast.Mod)):
                 self._computed["div"] += often
             elif isinstance(node, (ast.BinOp, ast.Compare, ast.UnaryOp, ast.BoolOp)):
@@ -286,10 +287,25 @@ class _Source:
                 simple = name in _REDUCING or name in _PLAIN_CALLS
                 self._computed[PLAIN if simple else name.lower()] += often
 
+    def _computing(self, node: ast.AST, depth: int = 0) -> Iterator[ast.AST]:
+        """An expression's parts but for addresses, masks and shapes; what was computed before is not computed again."""
+        if isinstance(node, ast.Call) and called(node) in _FREE_CALLS:
+            return
+        if depth and isinstance(node, (ast.BinOp, ast.Compare)):
+            text = ast.dump(node)
+            if text in self._once:
+                return
+            self._once.add(text)
+        yield node
+        for child in ast.iter_child_nodes(node):
+            yield from self._computing(child, depth + 1)
+
     def _count_index(self, value: ast.expr, axes: frozenset[str]) -> None:
-        divisions = (isinstance(node, ast.BinOp) and isinstance(node.op, (ast.FloorDiv, ast.Mod)) for node in ast.walk(value))
-        if many := sum(divisions):
-            self._computed[INDEX] += self._iterations(axes) * many
+        divided = [node for node in ast.walk(value) if isinstance(node, ast.BinOp) and isinstance(node.op, _DIVIDES)]
+        new = {ast.dump(node) for node in divided} - self._once
+        if new:
+            self._once |= new
+            self._computed[INDEX] += self._iterations(axes) * len(new)
 
     def _memory(self, value: ast.expr, axes: frozenset[str]) -> frozenset[str]:
         """Adds the accesses in an expression; gives the axes that what is loaded goes along."""
@@ -312,7 +328,8 @@ class _Source:
         masks = node.args[1 if kind == LOAD else 2 :][:1]
         bounds = self._condition(masks[0]) if masks else {}
         share, terms = _masked(bounds, address.terms)
-        return Access(kind, place, dtype_bytes(self._arguments[place][1]), terms, address.indirect, share, self._loop)
+        item_bytes = dtype_bytes(self._arguments[place][1])
+        return Access(kind, place, item_bytes, terms, address.indirect, share, self._loop, address.constant)
 
     def _condition(self, node: ast.expr) -> _Bounds:
         """What an expression demands of indices, where it is true."""
@@ -335,15 +352,6 @@ class _Source:
                 limit = {"<": (-math.inf, value - 1), "<=": (-math.inf, value), ">": (value + 1, math.inf)}
                 return {index: limit.get(sign, (value, math.inf))}
         return {}
-
-
-def _computing(node: ast.AST) -> Iterator[ast.AST]:
-    """An expression's parts but for addresses, masks and shapes."""
-    if isinstance(node, ast.Call) and called(node) in _FREE_CALLS:
-        return
-    yield node
-    for child in ast.iter_child_nodes(node):
-        yield from _computing(child)
 
 
 def _masked(bounds: _Bounds, terms: tuple[Term, ...]) -> tuple[float, tuple[Term, ...]]:

@@ -34,6 +34,22 @@ KERNELS = MeasuredSet(
 )
 
 
+# Device time of kernels that PyTorch's compiler generates, in the graphs that it generated them for.
+# A row: one kernel of one graph with its arguments as far back as they were touched; `times_ns`: of its launches. Times more
+# than 15 % above the shortest of a kernel's are left out: other processes compiled, and ran what they had, on the same GPU.
+GENERATED = MeasuredSet(
+    name="generated",
+    columns=(
+        pa.field("graph", NAME),  # an architecture of the zoo, or what was drawn with its number: whole ones are left out
+        pa.field("kernel", pa.string()),  # `GeneratedKernel.text()` of the source that was launched
+        pa.field("sizes", pa.list_(pa.int64())),  # bytes of its arguments; 0 where not known
+        pa.field("ages", pa.list_(pa.int64())),  # bytes touched since each was, rounded (`rounded_age`)
+        pa.field("launches", pa.int32()),  # in one step
+    ),
+    case=("graph", "kernel", "sizes", "ages"),
+)
+
+
 # Embedding lookups, forward and backward with update.
 # A row: one lookup of one or many tables, in one direction.
 LOOKUPS = MeasuredSet(
@@ -285,7 +301,21 @@ COMPILED = MeasuredSet(
     case=("name", "form", "share"),
 )
 
-_ALL = (COLLECTIVES, COMPILED, HOST, KERNELS, LOOKUPS, MEMORY, POWER, SHARDING, STEP_KERNELS, STEPS, ZOO, ZOO_KERNELS)
+_ALL = (
+    COLLECTIVES,
+    COMPILED,
+    GENERATED,
+    HOST,
+    KERNELS,
+    LOOKUPS,
+    MEMORY,
+    POWER,
+    SHARDING,
+    STEP_KERNELS,
+    STEPS,
+    ZOO,
+    ZOO_KERNELS,
+)
 SETS = {each.name: each for each in _ALL}
 
 

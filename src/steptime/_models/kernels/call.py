@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from steptime._ops.generated import NAMES as GENERATED_NAMES
 from steptime._ops.operations import PRODUCTS, TF32_BY_DEFAULT, operations_of
 from steptime._units import dtype_bytes
 from steptime.errors import InputError
@@ -225,6 +226,8 @@ def flop_of(call: Call) -> float:
 def _output_bytes(call: Call) -> int:
     tensors = [tensor for tensor in call.tensors() if tensor.device == "device"]
     base = base_of(call.op)
+    if GENERATED_NAMES.fullmatch(call.op):
+        return 0  # what is written is among its arguments
     if not tensors or base.endswith("_"):
         # In place: the first argument (of a list, all its tensors) is written.
         first = call.args[0] if call.args else None

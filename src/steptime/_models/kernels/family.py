@@ -12,6 +12,7 @@ from steptime._models.kernels.call import Call
 from steptime._models.kernels.launches import Gpu, GpuCall, Launch, Rule
 from steptime._models.kernels.sweep import KernelSweep
 from steptime._ops.catalogue import ATEN, declare, overloads_of
+from steptime._ops.generated import NAMES as GENERATED_NAMES
 from steptime._units import dtype_bytes
 from steptime.errors import InputError
 
@@ -82,6 +83,8 @@ def swept_families() -> dict[str, Family]:
 @cache
 def family_of(op: str) -> str:
     """The family that answers for an op; empty where none does."""
+    if GENERATED_NAMES.fullmatch(op):
+        return "generated"
     return next((family.name for family in families().values() if op in family.ops), "")
 
 
