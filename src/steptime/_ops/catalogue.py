@@ -15,6 +15,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 import steptime
+from steptime._ops.generated import NAMES as GENERATED_NAMES
 from steptime._program.program import Scalar, Tensor, Value
 
 
@@ -235,7 +236,7 @@ def _role(name: str, plain: str, *, ours: bool, composite: bool) -> Role:
         return Role.COMPOSITE
     if _RECURRENT.match(name):
         return Role.RECURRENT
-    if overloads_of(name):
+    if overloads_of(name) or GENERATED_NAMES.fullmatch(name):
         return Role.LAUNCHES
     return Role.COMPOSITE if composite else Role.OPEN
 

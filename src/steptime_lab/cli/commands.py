@@ -50,7 +50,10 @@ def fit(
     name: Annotated[str, Option("--name", help="Name of the device; its limits are in NAME.toml.")] = "h200",
     host: Annotated[str, Option("--host", help="Name of the host.")] = "xeon-h200",
     only: Annotated[
-        str, Option("--only", help="Which of kernels, lookups, host, fabrics, overlap, sharing, power and baselines to fit.")
+        str,
+        Option(
+            "--only", help="Which of kernels, generated, lookups, host, fabrics, overlap, sharing, power and baselines to fit."
+        ),
     ] = "kernels,lookups,host,fabrics,overlap,baselines",
     seed: Annotated[int, Option("--seed", help="Random seed of the fit.")] = 0,
 ) -> None:

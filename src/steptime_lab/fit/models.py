@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from steptime._hardware.device import DeviceLimits, device_names, read_device, reference_device
+from steptime._hardware.device import FOLDER, DeviceLimits, device_names, read_device, reference_device
 from steptime._hardware.fabric import fabric_names, read_fabric
 from steptime._measurements.sets import COLLECTIVES, HOST
 from steptime._measurements.store import read
@@ -16,6 +16,7 @@ from steptime._models.collectives.overlap import FILE as OVERLAP
 from steptime._models.engine.archive import write_archive
 from steptime._models.engine.splits import FIT, TEST, split_of
 from steptime._models.engine.stored import pack
+from steptime._models.kernels.fitted import KernelModels
 from steptime._models.lookups.contention import Contention
 from steptime._models.power.model import power_file
 from steptime._platforms.device import Device
@@ -26,13 +27,14 @@ from steptime_lab.baselines.kernels import BASELINES
 from steptime_lab.fit import sharing
 from steptime_lab.fit.fabrics import fit_measured
 from steptime_lab.fit.host import fit as fit_host
-from steptime_lab.fit.kernels.fitting import fit_kernels
+from steptime_lab.fit.kernels.fitting import fit_generated, fit_kernels, with_forms
 from steptime_lab.fit.lookups import fit_and_write_lookup_baselines, fit_and_write_lookups
 from steptime_lab.fit.overlap import fit_overlaps, overlap_rows, write_overlaps
 from steptime_lab.fit.power import fit_power, too_elastic
 from steptime_lab.fit.waiting import STEP_FABRIC, kernels_beside, profiled_steps, slowed_beside, waits
+from steptime_lab.measurements.generated import generated_rows
 from steptime_lab.measurements.kernels import rows_of
-from steptime_lab.measurements.sets import KERNELS, LOOKUPS, POWER
+from steptime_lab.measurements.sets import GENERATED, KERNELS, LOOKUPS, POWER
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,22 @@ def _kernels(run: FitRun) -> list[Path]:
     # The two forms with most rows take nearly all the time, about as long as each other.
     with ProcessPoolExecutor(max_workers=2) as executor:
         models = fit_kernels(table, run.limits(), run.seed, report=run.report, executor=executor)
+    if (generated := read(run.folder, GENERATED)).num_rows:
+        models = with_forms(models, fit_generated(generated_rows(generated), run.limits(), run.seed))
     file = run.out / f"{run.device}.npz"
     models.save(file)
+    return [file]
+
+
+def _generated(run: FitRun) -> list[Path]:
+    """Kernels that PyTorch's compiler generates, beside the kernel models that are there."""
+    table = read(run.folder, GENERATED)
+    if not table.num_rows:
+        raise InputError(f"{run.folder}: no rows of generated kernels to fit")
+    file = run.out / f"{run.device}.npz"
+    models = KernelModels.load(file if file.is_file() else FOLDER / f"{run.device}.npz")
+    run.report(f"generated: {table.num_rows:,} rows")
+    with_forms(models, fit_generated(generated_rows(table), run.limits(), run.seed)).save(file)
     return [file]
 
 
@@ -196,6 +212,7 @@ def _fitted_fabric(out: Path) -> Fabric:
 
 _FITS: dict[str, Callable[[FitRun], list[Path]]] = {
     "kernels": _kernels,
+    "generated": _generated,
     "lookups": _lookups,
     "host": _host,
     "fabrics": _fabrics,

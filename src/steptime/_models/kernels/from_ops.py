@@ -17,10 +17,14 @@ from dataclasses import dataclass
 from steptime._hardware.device import DeviceLimits, reference_device
 from steptime._models.engine.constants import constants_of
 from steptime._models.kernels.family import families
+from steptime._models.kernels.generated_ops import question_of, tensors_of
 from steptime._models.kernels.question import Question
 from steptime._models.kernels.traced_call import TracedCall, traced_call
 from steptime._ops.catalogue import INDEX_ARGUMENT, SPARSE_UPDATES, Data, HostClass, Integers, OpKind, Role
-from steptime._ops.table import Touch, is_sparse, op_table
+from steptime._ops.generated import LOAD
+from steptime._ops.generated import NAMES as GENERATED_NAMES
+from steptime._ops.generated_calls import kernel_called
+from steptime._ops.table import Touch, is_sparse, memory_bytes, op_table
 from steptime._program.program import Program, Signature, Tensor, Value
 from steptime._units import MIB
 
@@ -152,6 +156,7 @@ class _Issue:
     call: TracedCall | None = None
     written: tuple[int, ...] = ()
     since: tuple[int, ...] = ()  # per positional argument
+    question: Question | None = None  # of a generated kernel
 
 
 class _Walk:
@@ -233,6 +238,8 @@ class _Walk:
             open_ops.append(row)
             return False
         name, signature = table.names[row], table.signatures[row]
+        if GENERATED_NAMES.fullmatch(name):
+            return self._generated(row, open_ops)
         if table.kinds[row].plain == _COPY and len(signature.inputs) > 1 and signature.inputs[0] == signature.inputs[1]:
             return True  # of a tensor to itself: nothing (native/Copy.cpp)
         if name in _ONE_KERNEL_IN and arguments.inputs[0].dtype != _ONE_KERNEL_IN[name]:
@@ -247,6 +254,28 @@ class _Walk:
             if again is not None and again.overload is call.overload:
                 return False
         self._issue(_Issue(row, COMPUTE, call))
+        return True
+
+    def _generated(self, row: int, open_ops: list[int]) -> bool:
+        """Issues a generated kernel: every tensor counts with when it was touched."""
+        name, signature = self._table.names[row], self._table.signatures[row]
+        kernel = kernel_called(name, signature)
+        if kernel is None:
+            open_ops.append(row)
+            return False
+        tensors = tensors_of(kernel, signature.inputs)
+        touches = [() if tensor is None else ((tensor.storage, memory_bytes(tensor)),) for tensor in tensors]
+        since = tuple(self._touched.since(each)[1] for each in touches)
+        loaded = {access.argument for access in kernel.accesses if access.kind == LOAD}
+        stored = {access.argument for access in kernel.accesses if access.kind != LOAD}
+        for argument, each in enumerate(touches):
+            if argument in loaded:
+                self._touched.read(each)
+        for argument, each in enumerate(touches):
+            if argument in stored:
+                self._touched.write(each)
+        question = question_of(name, kernel, tensors, since)
+        self._issued.append(_Issue(row, COMPUTE, since=since, question=question))
         return True
 
     def _issue(self, issue: _Issue) -> None:
@@ -302,6 +331,9 @@ class _Walk:
 
     def _work(self, issue: _Issue, usual: dict[TracedCall, tuple[int, ...]]) -> IssuedWork:
         kind = self._table.kinds[issue.op]
+        if issue.question is not None:
+            nearest = min((age for age in issue.since if age >= 0), default=-1)
+            return IssuedWork(issue.op, COMPUTE, kind.name, issue.question, nearest)
         if issue.call is None:
             return IssuedWork(issue.op, issue.kind, kind.name)
         written = usual[issue.call] or issue.written

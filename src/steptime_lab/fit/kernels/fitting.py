@@ -23,6 +23,7 @@ from steptime_lab.measurements.kernels import Row, of, rows_of
 
 # Fewer rows of a family than these say nothing about it, nor about a form.
 _LEAST = 20
+GENERATED_FORM = "generated"
 # What a recipe takes over from the rows.
 _RECIPE = ("device", "driver", "torch", "cuda", "cudnn", "triton")
 
@@ -77,6 +78,19 @@ def fit_kernels(
         raise InputError("no kernel row is of the split validation, which intervals come from; measure more of them")
     residuals = Residuals.of(groups, np.asarray(predicted), np.asarray(measured))
     return KernelModels({form: result for form, (result, _) in fitted.items()}, residuals, _recipe(table, seen, seed))
+
+
+def fit_generated(rows: Sequence[Row], limits: DeviceLimits, seed: int = 0) -> KernelModels:
+    """The form of generated kernels alone, of rows of the measured set `generated`; `test` rows are never looked at."""
+    fitted = _fit(GENERATED_FORM, [row for row in rows if row.split != TEST], seed, limits)
+    if isinstance(fitted, str):
+        raise InputError(f"generated kernels are not fitted: {fitted}")
+    form, (groups, predicted, measured) = fitted
+    if not groups:
+        raise InputError(
+            "no row of generated kernels is of the split validation, which intervals come from; measure more graphs"
+        )
+    return KernelModels({GENERATED_FORM: form}, Residuals.of(groups, np.asarray(predicted), np.asarray(measured)), {})
 
 
 def with_forms(models: KernelModels, fitted: KernelModels) -> KernelModels:

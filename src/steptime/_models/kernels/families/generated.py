@@ -5,4 +5,4 @@ from __future__ import annotations
 from steptime._models.kernels.family import Family
 from steptime._models.kernels.sweep import KernelSweep
 
-FAMILY = Family(name="generated", sweep=KernelSweep(), form="generated")
+FAMILY = Family(name="generated", sweep=KernelSweep(), weight=0.0, form="generated")
