@@ -11,7 +11,7 @@ from steptime._fuse.inlining import Inlining
 from steptime._fuse.kernels import FusedOp, KernelWriter
 from steptime._fuse.lowering import Lowering
 from steptime._fuse.nodes import Node
-from steptime._fuse.ops import handler
+from steptime._fuse.ops import channels_last, handler
 from steptime._fuse.regions import Compiles, Stays, regions
 from steptime._fuse.schedule import Group, scheduled
 from steptime._fuse.splits import Processors
@@ -30,6 +30,7 @@ MODES = (DEFAULT, REDUCE_OVERHEAD)
 OFF = "off"
 BY_US = "compiled by steptime's own fusion pass on eager ops, not by PyTorch's compiler"
 _TUNED = "max-autotune"
+_SIGNATURE = list(Ops.TYPES).index("signature")  # where a row of ops has it
 _LARGEST = 12  # kernels that are told about
 
 
@@ -118,7 +119,7 @@ def _compiled(program: Program, processors: Processors, mode: str) -> CompiledPr
     table = op_table(program)
     works = {work.op: work for work in questions_of(program)}
     items = list(regions(program, table, works))
-    lowering = Lowering(program, handler)
+    lowering = Lowering(program, handler, channels_last=channels_last(program))
     for item in items:
         if isinstance(item, Compiles):
             lowering.add(item.work.op, item.segment, backward=item.backward, known=item.work.kind == COMPUTE)
@@ -218,8 +219,12 @@ class _Emitter:
     def _group(self, group: Group, parent: int) -> None:
         numbers = (*group.nodes, *group.columns)
         if group.calls:
-            self._called.append(len(self._rows))
-            self._stay(self._nodes[group.nodes[0]].row, parent, whole=True)
+            node, row = self._nodes[group.nodes[0]], len(self._rows)
+            self._called.append(row)
+            self._stay(node.row, parent, whole=True)
+            if node.signature is not None:
+                self._signatures.append(node.signature)
+                self._rows[row] = (*self._rows[row][:_SIGNATURE], len(self._signatures) - 1, *self._rows[row][_SIGNATURE + 1 :])
             return
         like = min(self._nodes[number].row for number in numbers)
         for op in self._writer.written(group):

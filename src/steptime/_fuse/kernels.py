@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from steptime._fuse.nodes import Kind, Node, Read, Value
 from steptime._fuse.schedule import Group
-from steptime._fuse.splits import Processors, persistent
+from steptime._fuse.splits import Processors, parts, persistent
 from steptime._ops.generated import (
     ATOMIC,
     LOAD,
@@ -28,6 +28,8 @@ _PREFIX = {POINTWISE: "poi", REDUCTION: "red", PERSISTENT: "per"}
 _LONGEST_NAME = 100
 _BLOCKS_EACH = 8  # of a multiprocessor, where rows and columns are summed together (codegen/simd.py)
 _ROWS_LEAST, _ROWS_MOST = 16, 128
+_SMALL = 8  # a tensor of so many times fewer elements is not read by every iteration
+_ADDED = (("plain", 1.0),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +116,14 @@ class KernelWriter:
 
     def _kernel(
         self,
-        group: Group,
+        group: Group | _Stage,
         loads: Sequence[Read],
         stores: Sequence[Tensor],
         functions: tuple[tuple[str, float], ...],
         *,
         rows: int = 0,
-        size: int = 0,
-        reduced: int = 0,
     ) -> GeneratedKernel:
-        size, reduced = size or group.size, reduced or group.reduced
+        size, reduced = group.size, group.reduced
         kind = POINTWISE
         if group.reduces:
             kind = PERSISTENT if rows or persistent(reduced, inner=group.inner) else REDUCTION
@@ -133,14 +133,17 @@ class KernelWriter:
         def laid(tensor: Tensor, *, indirect: bool) -> tuple[Term, ...]:
             return _terms(tensor, size, reduced, inner=group.inner, indirect=indirect)
 
-        accesses = [
-            Access(LOAD, place, dtype_bytes(read.tensor.dtype), laid(read.tensor, indirect=read.indirect), read.indirect)
-            for place, read in enumerate(loads)
-        ]
+        passes = self._passes(group) if kind == REDUCTION else {}
+        accesses = []
+        for place, read in enumerate(loads):
+            whole, terms = read.numel * _SMALL > size * reduced, laid(read.tensor, indirect=read.indirect)
+            for loop in passes.get(read.value, (1,)) if kind == REDUCTION and whole else (0,):
+                accesses.append(Access(LOAD, place, dtype_bytes(read.tensor.dtype), terms, read.indirect, loop=loop))
+        last = max((loop for loops in passes.values() for loop in loops), default=1)
         for place, tensor in enumerate(stores, len(loads)):
-            add = id(tensor) in added
-            item = dtype_bytes(tensor.dtype)
-            accesses.append(Access(ATOMIC if add else STORE, place, item, laid(tensor, indirect=add), add))
+            add, item = id(tensor) in added, dtype_bytes(tensor.dtype)
+            loop = last if kind == REDUCTION and tensor.numel > size else 0
+            accesses.append(Access(ATOMIC if add else STORE, place, item, laid(tensor, indirect=add), add, loop=loop))
         arguments = [(f"in_ptr{place}", read.tensor.dtype) for place, read in enumerate(loads)]
         arguments += [(f"out_ptr{place}", tensor.dtype) for place, tensor in enumerate(stores)]
         return GeneratedKernel(
@@ -154,6 +157,18 @@ class KernelWriter:
             reductions=sum(self._nodes[number].loop.reductions for number in (*group.nodes, *group.columns)),
             rows=rows,
         )
+
+    def _passes(self, group: Group | _Stage) -> dict[int, tuple[int, ...]]:
+        """Per value, in which passes over the reduced elements a kernel reads it that does not hold them all at once."""
+        of_value: dict[int, int] = {}
+        found: dict[int, set[int]] = {}
+        for number in group.nodes:
+            node = self._nodes[number]
+            at = max((of_value.get(read.value, 1) for read in node.reads), default=1)
+            for read in node.reads:
+                found.setdefault(read.value, set()).add(at)
+            of_value.update(dict.fromkeys(node.writes, at + (node.kind is Kind.REDUCTION)))
+        return {value: tuple(sorted(each)) for value, each in found.items()}
 
     def _op(
         self,
@@ -175,25 +190,49 @@ class KernelWriter:
     def _divided(
         self, group: Group, loads: Sequence[Read], stores: Sequence[int], rows: tuple[int, ...], labels: set[str]
     ) -> list[FusedOp]:
-        """A reduction in two kernels: parts of it, and these summed with what comes after."""
+        """A reduction in two kernels or more: parts of it, and these summed with what comes after.
+
+        Sums that a kernel makes parts of are finished one by one; means and deviations, which belong together, at once, and
+        divided again where they are many.
+        """
         reducing = [number for number in group.nodes if self._nodes[number].kind is Kind.REDUCTION]
         results = [value for number in reducing for value in self._nodes[number].writes]
         like = self._values[results[0]].tensor
         between = [self._partial(like, (group.split, group.size)) for _ in results]
-        whole = {value for value in stores if self._values[value].tensor.numel >= group.size * group.reduced}
+        whole = [value for value in stores if self._values[value].tensor.numel >= group.size * group.reduced]
         first_loads = [read for read in loads if read.numel > group.size or group.size == 1 or read.indirect]
-        each = -(-group.reduced // group.split)
-        size = group.size * group.split
-        first_stores = [*(self._values[value].tensor for value in sorted(whole)), *between]
-        first = self._kernel(group, first_loads, first_stores, self._functions(reducing), size=size, reduced=each)
-        last_stores = [self._values[value].tensor for value in stores if value not in whole]
-        last_loads = [Read(-1, tensor) for tensor in between] + [read for read in loads if read not in first_loads]
-        down = _Down(group.size, group.split, inner=False)
-        last = self._kernel(down, last_loads, last_stores, (("plain", 1.0),))  # type: ignore[arg-type]
-        return [
-            self._op(first, first_loads, first_stores, rows, labels),
-            replace(self._op(last, last_loads, last_stores, rows, labels), leads=False),
-        ]
+        first_stores = [*(self._values[value].tensor for value in whole), *between]
+        split = _Stage(group.size * group.split, -(-group.reduced // group.split), group)
+        first = self._kernel(split, first_loads, first_stores, self._functions(reducing))
+        result = [self._op(first, first_loads, first_stores, rows, labels)]
+        together = not all(self._nodes[number].loop.sums for number in reducing)
+        others = [read for read in loads if read not in first_loads]
+        rest = [value for value in stores if value not in whole]
+        for at, partial in [(0, between)] if together else list(enumerate([each] for each in between)):
+            last_stores = [self._values[value].tensor for value in rest if together or value == results[at]]
+            left, partly = group.split, partial
+            while together and (again := parts(group.size, left, self._processors, inner=False)) > 1:
+                fewer = [self._partial(like, (again, group.size)) for _ in partly]
+                stage = _Stage(group.size * again, -(-left // again))
+                reads = [Read(-1, tensor) for tensor in partly]
+                result.append(self._after(self._kernel(stage, reads, fewer, _ADDED), reads, fewer, rows, labels))
+                partly, left = fewer, again
+            reads = [*(Read(-1, tensor) for tensor in partly), *(others if at == 0 else ())]
+            outputs = last_stores or [self._values[results[at]].tensor]
+            result.append(
+                self._after(self._kernel(_Stage(group.size, left), reads, outputs, _ADDED), reads, outputs, rows, labels)
+            )
+        return result
+
+    def _after(
+        self,
+        kernel: GeneratedKernel,
+        loads: Sequence[Read],
+        stores: Sequence[Tensor],
+        rows: tuple[int, ...],
+        labels: Iterable[str],
+    ) -> FusedOp:
+        return replace(self._op(kernel, loads, stores, rows, labels), leads=False)
 
     def _mixed(
         self, group: Group, loads: Sequence[Read], stores: Sequence[int], rows: tuple[int, ...], labels: set[str]
@@ -210,17 +249,30 @@ class KernelWriter:
         kernel = self._kernel(group, loads, [*direct, *partial], functions, rows=each)
         result = [self._op(kernel, loads, [*direct, *partial], rows, labels)]
         for value, tensor in zip(columns, partial, strict=True):
-            signature = Signature((tensor, (0,), False, None), (self._values[value].tensor,))
+            output = self._values[value].tensor
+            summed = output if output.dtype == tensor.dtype else self._partial(output, output.shape)
+            signature = Signature((tensor, (0,), False, None), (summed,))
             result.append(FusedOp("aten::sum", signature, rows, generated=False, leads=False))
+            if summed is not output:
+                reads = [Read(-1, summed)]
+                cast = self._kernel(_Stage(output.numel, 1), reads, [output], _ADDED)
+                result.append(self._after(cast, reads, [output], rows, labels))
         return result
 
 
-class _Down:
-    """The second kernel of a divided reduction: partial sums, side by side for each result."""
+class _Stage:
+    """A kernel beside those of groups: a part of a divided reduction, or the sum of parts, which lie side by side."""
 
-    def __init__(self, size: int, reduced: int, *, inner: bool) -> None:
-        self.size, self.reduced, self.inner = size, reduced, inner
-        self.nodes, self.columns, self.reduces = list[int](), list[int](), True
+    def __init__(self, size: int, reduced: int, of: Group | None = None) -> None:
+        self.size, self.reduced = size, reduced
+        self.inner = of is not None and of.inner
+        self.nodes: Sequence[int] = () if of is None else of.nodes
+        self.columns: Sequence[int] = ()
+
+    @property
+    def reduces(self) -> bool:
+        """Whether it has a reduction."""
+        return self.reduced > 1
 
 
 def _terms(tensor: Tensor, size: int, reduced: int, *, inner: bool, indirect: bool) -> tuple[Term, ...]:

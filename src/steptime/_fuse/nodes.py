@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from steptime._program.program import Tensor
+from steptime._program.program import Signature, Tensor
 from steptime._units import dtype_bytes
 
 
@@ -64,6 +64,7 @@ class Node:
     writes: list[int]  # values
     loop: Loop
     after: tuple[int, ...] = ()  # values that must be there though they are not read: memory that is written in part
+    signature: Signature | None = None  # of a call that takes other arguments than the eager op
 
 
 @dataclass(slots=True)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from steptime._fuse.lowering import Handler, Lowering, Op, key_of
+from steptime._fuse.lowering import Handler, Lowering, Op, as_channels_last, key_of
 from steptime._fuse.nodes import Kind, Loop, functions_of
-from steptime._program.program import Tensor
+from steptime._ops.table import op_table
+from steptime._program.program import Phase, Program, Signature, Tensor
 from steptime._program.program import Value as Argument
 
 _POINTWISE = """
@@ -37,7 +38,11 @@ _SCATTERED = """
     embedding_dense_backward index_add index_add_ index_put index_put_ _index_put_impl_
     scatter scatter_ scatter_add scatter_add_
 """
-_COPY = "copy_"
+_COPY, _CONVOLUTION = "copy_", "aten::convolution"
+_GROUPS = 8  # where a convolution takes the number of its groups
+_IMAGE = 4  # dimensions
+_OPS_OF_EACH, _SMALL_CHANNELS = 300, 64
+_UNROLLED = 8  # elements that are summed without a loop (unroll_reductions_threshold of torch/_inductor/config.py)
 _SUMS = ("sum", "mean")
 
 
@@ -91,8 +96,8 @@ def _layout(source: Tensor, output: Tensor) -> tuple[int, int, bool]:
 def _reduction(into: Lowering, label: str, op: Op) -> None:
     source = op.inputs[0]
     size, reduced, inner = _layout(source, op.outputs[0])
-    if reduced == 1:
-        into.loop(op, label, [source], op.outputs[0], Counter(plain=1))
+    if reduced <= _UNROLLED:
+        into.loop(op, label, [source], op.outputs[0], Counter(plain=reduced))
         return
     into.reduce(op, label, [source], op.outputs[:1], Loop(size, reduced, inner=inner, sums=label in _SUMS))
     for other in op.outputs[1:]:
@@ -246,7 +251,65 @@ def _group_norm(into: Lowering, label: str, op: Op) -> None:
     into.loop(op, label, [source, *statistics, *op.inputs[1:]], results[0], Counter(plain=4))
 
 
+def _convolution(into: Lowering, label: str, op: Op) -> None:
+    """The product without its bias, which a loop adds; weights and images are turned first where they lie otherwise."""
+    image, weight, bias, *rest = op.args
+    if not isinstance(image, Tensor) or not isinstance(weight, Tensor):
+        into.call(op, label)
+        return
+    output = op.outputs[0]
+    taken = [_turned(into, label, op, image), _turned(into, label, op, weight)]
+    into.call(op, label, Signature((*taken, None, *rest), (output,), op.signature.switches))
+    if isinstance(bias, Tensor):
+        into.loop(op, label, [output, bias], output, Counter(plain=1))
+
+
+def _turned(into: Lowering, label: str, op: Op, tensor: Tensor) -> Tensor:
+    """A tensor with its channels side by side, copied where it comes from outside and lies otherwise."""
+    last = as_channels_last(tensor) if into.channels_last else tensor
+    if last.strides == tensor.strides or into.made_here(tensor) or math.prod(tensor.shape[2:]) == 1:
+        return last if into.channels_last else tensor
+    copy = as_channels_last(into.temporary(tensor, tensor.shape, tensor.dtype))
+    into.loop(op, label, [tensor], copy, Counter(plain=1))
+    return copy
+
+
+def _convolution_backward(into: Lowering, label: str, op: Op) -> None:
+    """Gradients of image and weight from the library, the bias's by a reduction."""
+    gradient, mask = op.args[0], op.args[-1]
+    outputs = [each for each in op.outputs if len(each.shape) > 1]
+    biases = [each for each in op.outputs if len(each.shape) == 1]
+    if not isinstance(gradient, Tensor) or not isinstance(mask, tuple) or not outputs:
+        into.call(op, label)
+        return
+    placed = dict(zip(map(key_of, op.inputs), op.inputs, strict=True))
+    taken = tuple(placed.get(key_of(each), each) if isinstance(each, Tensor) else each for each in op.args[:-1])
+    into.call(op, label, Signature((*taken, (*mask[:2], False)), tuple(outputs), op.signature.switches))
+    for bias in biases:
+        count, each, inner = _channels(op.inputs[0])
+        into.reduce(op, label, [op.inputs[0]], [bias], Loop(count, each, inner=inner))
+
+
+def channels_last(program: Program) -> bool:
+    """Whether Inductor lays images of a program with their channels side by side (`decide_layout_opt`)."""
+    table = op_table(program)
+    shapes, ops = [], 0
+    for kind, phase, signature in zip(table.kinds, table.phases, table.signatures, strict=True):
+        ops += phase == Phase.FORWARD and kind.aten
+        weight = signature.inputs[1] if kind.name == _CONVOLUTION and len(signature.inputs) > _GROUPS else None
+        if isinstance(weight, Tensor) and len(weight.shape) == _IMAGE and phase == Phase.FORWARD:
+            shapes.append((weight.shape, signature.inputs[_GROUPS]))
+    if not shapes or ops >= _OPS_OF_EACH * len(shapes):
+        return False
+    grouped = any(isinstance(groups, int) and groups > 1 and shape[1] > 1 for shape, groups in shapes)
+    narrowing = any(2 * shape[0] <= shape[1] and shape[2] > 1 for shape, _ in shapes)
+    small = all(max(shape[:2]) <= _SMALL_CHANNELS for shape, _ in shapes)
+    return not (grouped or narrowing or small)
+
+
 _BY_NAME: dict[str, Handler] = {
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
     "native_dropout": _dropout,
     "native_layer_norm": _norm,
     "_fused_rms_norm": _norm,

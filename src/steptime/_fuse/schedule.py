@@ -100,7 +100,7 @@ class _Scheduler:
 
     def _agree(self, first: Group, second: Group) -> str | None:
         """How two groups fit into one kernel: `same` loops, or sums `down` columns beside others (`reversed`: in the first)."""
-        if len(first.nodes) + len(second.nodes) > _MOST_NODES:
+        if len(first.nodes) + len(second.nodes) > _MOST_NODES or (second.columns and first.columns):
             return None
         if any(set(self._nodes[number].after) & first.writes for number in second.nodes):
             return None
@@ -121,6 +121,8 @@ class _Scheduler:
     def _across(self, first: Group, second: Group) -> str | None:
         """Sums along rows and sums down columns of the same data."""
         if (first.size, first.reduced) != (second.reduced, second.size) or first.inner == second.inner:
+            return None
+        if first.columns or second.columns:
             return None
         along, down = (first, second) if first.inner else (second, first)
         sums = all(self._nodes[each].loop.sums for each in down.nodes if self._nodes[each].loop.reduced > 1)

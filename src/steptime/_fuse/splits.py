@@ -5,7 +5,6 @@ Rules are those of torch/_inductor/choices.py and ir.py of PyTorch 2.11 to 2.13;
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 _THREADS = 8 * 32  # of a block: eight warps
@@ -72,7 +71,7 @@ def _even(number: int, near: int, within: int) -> int:
 
 def persistent(reduced: int, *, inner: bool) -> bool:
     """Whether a block holds everything that it reduces."""
-    return reduced <= _PERSISTENT_ROW if inner else reduced <= _PERSISTENT_COLUMN and math.log2(max(reduced, 1)).is_integer()
+    return reduced <= (_PERSISTENT_ROW if inner else _PERSISTENT_COLUMN)
 
 
 def mixed(rows: int, columns: int) -> bool:
