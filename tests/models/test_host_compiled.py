@@ -14,6 +14,7 @@ from steptime._models.host.columns import Piece, host_columns
 from steptime._models.host.compiled import Counts, FrameCounts
 from steptime._models.host.model import STEP, HostCost
 from steptime._models.kernels.question import LaunchTime
+from steptime._models.memory.peak import peak_memory
 from steptime._ops.compiled import Frame, frame_of
 from steptime._ops.table import op_table
 from steptime._platforms.platform import Platform
@@ -149,3 +150,24 @@ def test_kernels_of_a_graph_follow_each_other_more_closely_and_none_is_lost() ->
 def test_a_graph_of_a_script_has_none_of_what_the_compiler_does_about_its_own() -> None:
     alone = host_columns(program([(GRAPH, -1), (KERNEL, 0)]), HOST, [0.0, 1.0])
     assert alone.cpu_ns.tolist() == [2e3 + 10.0]
+
+
+def test_what_a_graph_makes_is_kept_in_its_pool_and_counts_as_reserved_alone() -> None:
+    nodes = [(WRAPPER, -1), (GRAPH, 0), ("aten::empty_strided", 1), (KERNEL, 1)]
+    launched = program([(WRAPPER, -1), ("aten::empty_strided", 0), (KERNEL, 0)])
+    eager = peak_memory(with_tensors(launched, {1: ((), (7,)), 2: ((1,), (7,))}))
+    pooled = peak_memory(with_tensors(program(nodes), {2: ((), (7,)), 3: ((1,), (7,))}))
+    assert eager.steady_allocated - pooled.steady_allocated == 512  # a block
+    assert pooled.steady_reserved == 2 * eager.steady_reserved  # the pool has a segment of its own
+
+
+def test_a_compiled_backward_drops_what_it_was_given_where_it_needs_it_last() -> None:
+    """A node keeps what it saved until it is done; Inductor's wrapper does not."""
+    inside = [("aten::empty_strided", 2), (KERNEL, 2), ("aten::empty_strided", 2), ("triton_poi_fused_1", 2)]
+    arguments = {0: ((), (5,)), 4: ((), (7,)), 5: ((5,), (7,)), 6: ((), (8,)), 7: ((7,), (8,))}
+    peaks = []
+    for frame, within in (("CompiledFunctionBackward", WRAPPER), ("MineBackward", "my label")):
+        nodes = [(ENGINE + frame, -1), (frame, 0), (within, 1), *inside]
+        made = program([("aten::empty", -1), *((name, parent + 1 if parent >= 0 else -1) for name, parent in nodes)])
+        peaks.append(peak_memory(with_tensors(made, arguments)).steady_allocated)
+    assert peaks[0] < peaks[1]

@@ -14,12 +14,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 
 from steptime._hardware.device import DeviceLimits
 from steptime._models.memory.scratch import scratch
 from steptime._models.memory.tensors import Extent, extents, without_wrappers
 from steptime._ops.catalogue import ADDS_TO_KEPT
-from steptime._ops.compiled import frame_of
+from steptime._ops.compiled import Frame, frame_of
 from steptime._ops.table import OpTable, op_table
 from steptime._program.program import Phase, Program
 from steptime._values import value_class
@@ -54,6 +55,7 @@ class Storage:
     born: int  # the op that makes it; -1: before the step
     dies: int  # the last op that takes it; the number of ops: it is there when the step ends
     kind: MemoryKind
+    pooled: bool = False  # made inside a CUDA graph: its pool keeps the memory, and only what is reserved counts it
 
     @property
     def stays(self) -> bool:
@@ -72,17 +74,17 @@ class _Life:
     collective: bool = False
     reduced: bool = False
 
-    def storage(self, ops: int) -> Storage:
+    def storage(self, ops: int, *, pooled: bool = False) -> Storage:
         optimizer, backward = self._taken_in(Phase.OPTIMIZER), self._taken_in(Phase.BACKWARD)
         if self.born == BEFORE:
             return Storage(self.nbytes, BEFORE, ops, self._kept_kind(optimizer=optimizer, backward=backward))
         # A gradient is dropped where the next step begins, not where the optimiser has read it.
         if backward and optimizer:
-            return Storage(self.nbytes, self.born, ops, MemoryKind.GRADIENTS)
+            return Storage(self.nbytes, self.born, ops, MemoryKind.GRADIENTS, pooled)
         kind = MemoryKind.COMMUNICATION if self.collective else MemoryKind.TEMPORARIES
         if not self.collective and backward and self.born_in is Phase.FORWARD:
             kind = MemoryKind.ACTIVATIONS
-        return Storage(self.nbytes, self.born, self.dies, kind)
+        return Storage(self.nbytes, self.born, self.dies, kind, pooled)
 
     def _kept_kind(self, *, optimizer: bool, backward: bool) -> MemoryKind:
         if self.reduced:
@@ -140,8 +142,15 @@ def storages_with(program: Program, beside: Iterable[tuple[int, int, int]]) -> t
     for life in lives.values():
         _outlast(life, table)
     _keep_in_formulas(lives.values(), table)
-    taken_beside = (Storage(nbytes, row, dies, MemoryKind.TEMPORARIES) for row, dies, nbytes in beside if nbytes)
-    return (*(life.storage(len(phases)) for life in lives.values()), *taken_beside)
+    pooled = graphed(table)
+    taken_beside = (Storage(nbytes, row, dies, MemoryKind.TEMPORARIES, row in pooled) for row, dies, nbytes in beside if nbytes)
+    return (*(life.storage(len(phases), pooled=life.born in pooled) for life in lives.values()), *taken_beside)
+
+
+def graphed(table: OpTable) -> frozenset[int]:
+    """Rows of ops inside CUDA graphs."""
+    frames = (row for row, name in enumerate(table.names) if frame_of(name) is Frame.GRAPH)
+    return frozenset(chain.from_iterable(range(row, table.last[row] + 1) for row in frames))
 
 
 def _with_twins(lives: dict[tuple[int, int], _Life], twins: Mapping[int, int]) -> dict[tuple[int, int], _Life]:

@@ -9,7 +9,7 @@ from itertools import chain
 
 from steptime._hardware.device import DeviceLimits, reference_device
 from steptime._models.memory.allocator import Block, CachingAllocator
-from steptime._models.memory.lifetimes import BEFORE, MemoryKind, Storage, storages_with
+from steptime._models.memory.lifetimes import BEFORE, MemoryKind, Storage, graphed, storages_with
 from steptime._models.memory.repeated import most_of
 from steptime._models.memory.scratch import scratch
 from steptime._ops.catalogue import Workspace
@@ -134,6 +134,7 @@ def _peak(
         first.run(before, hold_former=True)
     there = [*before, *buckets, *chain.from_iterable(settling.values())]
     there += [storage for storage in passing if storage.born <= steady.moment <= storage.dies]
+    there = [storage for storage in there if not storage.pooled]  # what graphs hold counts as reserved, not as allocated
     parts = dict.fromkeys(MemoryKind, 0)
     for storage in there:
         parts[storage.kind] += storage.nbytes
@@ -142,19 +143,19 @@ def _peak(
     return PeakMemory(
         allocated=first.allocator.most_allocated,
         steady_allocated=steady.allocator.most_allocated,
-        reserved=first.allocator.reserved,
-        steady_reserved=steady.allocator.reserved,
+        reserved=first.reserved,
+        steady_reserved=steady.reserved,
         parts=parts,
     )
 
 
 class _Replay:
-    """Some steps of one program on one allocator."""
+    """Some steps of one program on one allocator, and what CUDA graphs keep in a pool of their own."""
 
     def __init__(
         self, passing: Sequence[Storage], settling: Mapping[int, Sequence[Storage]], buckets: Sequence[Storage]
     ) -> None:
-        self.allocator = CachingAllocator()
+        self.allocator, self._pool = CachingAllocator(), CachingAllocator()
         self.moment = -1  # the op at which it is most
         self._passing, self._settling, self._buckets = passing, settling, buckets
         self._born: dict[int, list[int]] = defaultdict(list)
@@ -164,6 +165,14 @@ class _Replay:
             self._dying[storage.dies].append(number)
         rows = sorted({*self._born, *self._dying, *self._settling})
         self._events = [(row, self._born.get(row, ()), self._dying.get(row, ())) for row in rows]
+
+    @property
+    def reserved(self) -> int:
+        """All of it."""
+        return self.allocator.reserved + self._pool.reserved
+
+    def _of(self, storage: Storage) -> CachingAllocator:
+        return self._pool if storage.pooled else self.allocator
 
     def run(self, before: Iterable[Storage], *, hold_former: bool) -> None:
         """From what is there before the first step; every step frees what it makes.
@@ -187,27 +196,29 @@ class _Replay:
         most = allocator.most_allocated
         for row, born, dying in self._events:
             for storage in settling.get(row, ()):
-                allocator.take(storage.nbytes)
+                self._of(storage).take(storage.nbytes)
             for number in born:
-                held[number] = allocator.take(passing[number].nbytes)
+                held[number] = self._of(passing[number]).take(passing[number].nbytes)
             if allocator.most_allocated > most:
                 most, self.moment = allocator.most_allocated, row
             for number in dying:
-                allocator.give_back(held.pop(number))
+                self._of(passing[number]).give_back(held.pop(number))
 
 
 def _settling(program: Program, state: Iterable[Storage]) -> dict[int, list[Storage]]:
     """What the first step makes and keeps, by the op before which it does: a workspace where a thread first multiplies, the
     optimiser's state where it first steps."""
     result: dict[int, list[Storage]] = defaultdict(list)
-    kinds, threads = op_table(program).kinds, program.ops.thread.tolist()
+    table, threads = op_table(program), program.ops.thread.tolist()
+    pooled = graphed(table)
     for least, nbytes in ((Workspace.PRODUCT, WORKSPACE_BYTES), (Workspace.PRODUCT_WITH_BIAS, BIAS_WORKSPACE_BYTES)):
-        first: dict[int, int] = {}  # by thread: each has its own handle, with its own workspace
-        for row, (kind, thread) in enumerate(zip(kinds, threads, strict=True)):
+        # By thread, each of which has its own handle with its own workspace; graphs have theirs in their pool.
+        first: dict[tuple[int, bool], int] = {}
+        for row, (kind, thread) in enumerate(zip(table.kinds, threads, strict=True)):
             if kind.workspace >= least:
-                first.setdefault(thread, row)
-        for row in first.values():
-            result[row].append(Storage(nbytes, BEFORE, BEFORE, MemoryKind.WORKSPACES))
+                first.setdefault((thread, row in pooled), row)
+        for (_, inside), row in first.items():
+            result[row].append(Storage(nbytes, BEFORE, BEFORE, MemoryKind.WORKSPACES, inside))
     optimizer = (program.ops.phase == Phase.OPTIMIZER).nonzero()[0]
     result[int(optimizer[0]) if len(optimizer) else len(program.ops.name)] += state
     return result
