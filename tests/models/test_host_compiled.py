@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -41,7 +42,7 @@ def tensor(storage: int) -> Tensor:
     return Tensor((4, 4), "float32", (4, 1), storage, storage, device="cuda:0")
 
 
-def with_tensors(given: Program, arguments: dict[int, tuple[tuple[int, ...], tuple[int, ...]]]) -> Program:
+def with_tensors(given: Program, arguments: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]) -> Program:
     """Ops of these rows read and write these storages, generated kernels as such say it."""
     signatures, numbers = list(given.signatures), given.ops.signature.copy()
     for row, (read, written) in arguments.items():
@@ -164,7 +165,13 @@ def test_what_a_graph_makes_is_kept_in_its_pool_and_counts_as_reserved_alone() -
 def test_a_compiled_backward_drops_what_it_was_given_where_it_needs_it_last() -> None:
     """A node keeps what it saved until it is done; Inductor's wrapper does not."""
     inside = [("aten::empty_strided", 2), (KERNEL, 2), ("aten::empty_strided", 2), ("triton_poi_fused_1", 2)]
-    arguments = {0: ((), (5,)), 4: ((), (7,)), 5: ((5,), (7,)), 6: ((), (8,)), 7: ((7,), (8,))}
+    arguments: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
+        0: ((), (5,)),
+        4: ((), (7,)),
+        5: ((5,), (7,)),
+        6: ((), (8,)),
+        7: ((7,), (8,)),
+    }
     peaks = []
     for frame, within in (("CompiledFunctionBackward", WRAPPER), ("MineBackward", "my label")):
         nodes = [(ENGINE + frame, -1), (frame, 0), (within, 1), *inside]
