@@ -130,8 +130,13 @@ class KernelWriter:
         atomic = {value for number in group.nodes if self._nodes[number].loop.atomic for value in self._nodes[number].writes}
         added = {id(self._values[value].tensor) for value in atomic}
 
+        order = _order([*(read.tensor for read in loads if not read.indirect), *stores])
+        columns = group.columns_of if isinstance(group, _Stage) else 0
+
         def laid(tensor: Tensor, *, indirect: bool) -> tuple[Term, ...]:
-            return _terms(tensor, size, reduced, inner=group.inner, indirect=indirect)
+            if columns and not group.inner and tensor.numel == size * reduced:
+                return _divided_columns(columns, size // columns, reduced)
+            return _terms(_ordered(tensor, order), size, reduced, inner=group.inner, indirect=indirect)
 
         passes = self._passes(group) if kind == REDUCTION else {}
         accesses = []
@@ -268,6 +273,7 @@ class _Stage:
         self.inner = of is not None and of.inner
         self.nodes: Sequence[int] = () if of is None else of.nodes
         self.columns: Sequence[int] = ()
+        self.columns_of = 0 if of is None else of.size  # of what a part of each column is reduced
 
     @property
     def reduces(self) -> bool:
@@ -302,6 +308,27 @@ def _terms(tensor: Tensor, size: int, reduced: int, *, inner: bool, indirect: bo
     first = Term("r0" if inner else "x", 1, min(fast, numel), 1)
     rest = numel // min(fast, numel)
     return (first, Term("x" if inner else "r0", 1, min(rest, slow), min(fast, numel))) if rest > 1 else (first,)
+
+
+def _divided_columns(columns: int, parts_of: int, each: int) -> tuple[Term, ...]:
+    """All of a matrix whose columns are reduced in parts."""
+    return (Term("x", 1, columns, 1), Term("x", columns, parts_of, columns * each), Term("r0", 1, each, columns))
+
+
+def _order(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Dimensions as the largest tensor of a kernel has them in memory, the fastest last: loops go that way."""
+    largest = max(tensors, key=lambda tensor: tensor.numel, default=None)
+    if largest is None:
+        return ()
+    dims = _laid(largest)
+    return tuple(sorted(range(len(dims)), key=lambda place: -dims[place][1] if dims[place][0] > 1 else -(1 << 62)))
+
+
+def _ordered(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
+    if len(tensor.shape) != len(order) or order == tuple(range(len(order))):
+        return tensor
+    dims = _laid(tensor)
+    return replace(tensor, shape=tuple(dims[at][0] for at in order), strides=tuple(dims[at][1] for at in order))
 
 
 def _laid(tensor: Tensor) -> list[tuple[int, int]]:
