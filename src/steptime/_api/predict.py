@@ -72,6 +72,7 @@ def predict(
     if lookups is not None:
         looked_up = lookups if isinstance(lookups, WorkloadLookups) else WorkloadLookups.load(Path(lookups))
         workload = replace(workload, lookups=looked_up)
+    before = workload
     if mode is not None:
         workload = as_compiled(workload, mode, platform)
     if platform is None:
@@ -103,7 +104,7 @@ def predict(
     if mode is not None and mode != OFF:
         if changes:
             raise InputError(f"--compile {mode} with --what-if: one of the two at a time; save the answer of each")
-        return compared_with_eager(step, predicted, machine)
+        return compared_with_eager(step, before, predicted, machine)
     if suggest and step.memory.get("fits") is False:
         from steptime._api.helps import helps
 

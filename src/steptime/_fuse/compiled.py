@@ -12,15 +12,15 @@ from steptime._fuse.kernels import FusedOp, KernelWriter
 from steptime._fuse.lowering import Lowering
 from steptime._fuse.nodes import Node
 from steptime._fuse.ops import channels_last, handler
-from steptime._fuse.regions import Compiles, Stays, regions
+from steptime._fuse.regions import COMPILED_PHASES, Compiles, Stays, regions
 from steptime._fuse.schedule import Group, scheduled
 from steptime._fuse.splits import Processors
 from steptime._hardware.device import DeviceLimits
-from steptime._models.kernels.from_ops import COMPUTE, questions_of
+from steptime._models.kernels.from_ops import COLLECTIVE, COMPUTE, questions_of
 from steptime._ops.compiled import Frame, frame_of
 from steptime._ops.generated import NAMES
 from steptime._ops.table import OpTable, op_table
-from steptime._program.program import NEVER, Ops, Program, Signature, Tensor, Value, tensors_in
+from steptime._program.program import NEVER, Ops, Phase, Program, Signature, Tensor, Value, tensors_in
 from steptime._program.workload import COMPILE, Workload
 from steptime._units import dtype_bytes
 from steptime.errors import InputError
@@ -28,7 +28,7 @@ from steptime.errors import InputError
 DEFAULT, REDUCE_OVERHEAD = "default", "reduce-overhead"
 MODES = (DEFAULT, REDUCE_OVERHEAD)
 OFF = "off"
-BY_US = "compiled by steptime's own fusion pass on eager ops, not by PyTorch's compiler"
+BY_US = "fused by steptime itself, not by PyTorch's compiler"
 _TUNED = "max-autotune"
 _SIGNATURE = list(Ops.TYPES).index("signature")  # where a row of ops has it
 _LARGEST = 12  # kernels that are told about
@@ -292,6 +292,21 @@ class _Emitter:
         for row in range(count - 1, -1, -1):
             result[row] = self._moved.get(row, result[row + 1])
         return result
+
+
+def moved_bytes(program: Program) -> tuple[dict[str, tuple[int, bool, int]], int]:
+    """Of forward and backward: how often a step launches each op, whether it is generated, and bytes; and bytes of all."""
+    table, counts = op_table(program), program.op_counts.tolist()
+    found: dict[str, tuple[int, bool, int]] = {}
+    for work in questions_of(program):
+        if Phase(table.phases[work.op]) not in COMPILED_PHASES or work.kind == COLLECTIVE:
+            continue
+        signature, generated = table.signatures[work.op], NAMES.fullmatch(work.name) is not None
+        taken = tensors_in(signature.inputs[:1]) if generated else table.arguments[work.op].inputs
+        nbytes = counts[work.op] * _nbytes((*taken, *tensors_in(signature.outputs)))
+        times, _, before = found.get(work.name, (0, generated, 0))
+        found[work.name] = (times + counts[work.op], generated, before + nbytes)
+    return found, sum(nbytes for _, _, nbytes in found.values())
 
 
 def _bytes(op: FusedOp) -> int:

@@ -17,7 +17,7 @@ from steptime._models.kernels.from_ops import IssuedWork
 from steptime._ops.table import OpTable
 from steptime._program.program import Phase, Program
 
-_COMPILED = (Phase.FORWARD, Phase.BACKWARD)
+COMPILED_PHASES = (Phase.FORWARD, Phase.BACKWARD)
 _ACCUMULATES = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
 # What autograd and wrappers of modules do around what is compiled.
 _STAYS = re.compile(
@@ -58,7 +58,7 @@ def regions(program: Program, table: OpTable, works: Mapping[int, IssuedWork]) -
         phase = Phase(table.phases[row])
         if row in starts or phase is not previous:
             segment, graph, previous = segment + 1, graph + 1, phase
-        if phase not in _COMPILED:
+        if phase not in COMPILED_PHASES:
             yield Stays(row, graph, whole=False)
             row += 1
         elif row in hooks:

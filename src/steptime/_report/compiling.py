@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from steptime._files import write_output
-from steptime._fuse.compiled import BY_US, FusedKernel
+from steptime._fuse.compiled import BY_US as FUSION_PASS
+from steptime._fuse.compiled import OFF, FusedKernel
 from steptime._report.answers import Prediction, plain
 from steptime._report.html.page import page
 from steptime._report.json import Document, prediction_document
@@ -21,8 +22,9 @@ from steptime._sim.prediction import PredictedStep
 
 _SHOWN = 6
 _NAME_AT_LEAST = 18
-BY = "fusion pass"
-"""Who decided what is fused: steptime itself."""
+BY_US, BY_TORCH = "fusion pass", "torch.compile"
+"""Who decided what is fused: steptime itself, or PyTorch's compiler."""
+_SAID = {BY_US: FUSION_PASS, BY_TORCH: "fused by PyTorch's own compiler, on a pretended GPU"}
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Compiling:
     """
 
     mode: str
+    by: str
     eager: PredictedStep
     speedup: float
     interval: tuple[float, float]  # of the speed-up: holds nine of ten
@@ -48,7 +51,7 @@ class Compiling:
         eager = self.eager
         return {
             "mode": self.mode,
-            "by": BY,
+            "by": self.by,
             "eager": {
                 "step_time_ms": eager.step_time_ms,
                 "interval_ms": list(eager.interval_ms),
@@ -64,7 +67,8 @@ class Compiling:
             "calls": self.calls,
             "saved_bytes": self.saved_bytes,
             "fused": [
-                {"kernel": each.name, "ops": each.ops, "times": each.times, "saved_bytes": each.saved_bytes}
+                {"kernel": each.name, "times": each.times}
+                | ({"ops": each.ops, "saved_bytes": each.saved_bytes} if self.by == BY_US else {"bytes": each.saved_bytes})
                 for each in self.largest
             ],
         }
@@ -98,7 +102,7 @@ class CompiledPrediction(Prediction):
         assert self.compiling is not None
         found = self.compiling
         facts = {
-            "Compiled": f"{found.words}; {BY_US}",
+            "Compiled": f"{found.words}; {_SAID[found.by]}",
             "Eager": f"{time_ms(found.eager.step_time_ms)} ms, {interval_words(*found.eager.interval_ms)}",
             "Kernels": _kernel_words(found),
         }
@@ -118,7 +122,8 @@ def print_compiled(console: Console, answer: CompiledPrediction) -> None:
     assert found is not None
 
     def brings() -> None:
-        print_section(console, "Compiling", f"torch.compile in mode {found.mode}; this report is of the compiled step")
+        mode = "" if found.mode == OFF else f" in mode {found.mode}"
+        print_section(console, "Compiling", f"torch.compile{mode}, {_SAID[found.by]}; this report is of the compiled step")
         print_line(console, "Speed-up", found.words, spaced=False)
         print_line(console, "Eager", found.eager.bound_by, spaced=False)
         print_line(console, "Kernels", _kernel_words(found), spaced=False)
@@ -132,14 +137,17 @@ def print_compiled(console: Console, answer: CompiledPrediction) -> None:
 
 
 def _print_fused(console: Console, found: Compiling) -> None:
-    heads = tuple(Text(head, "dim") for head in ("a step", "ops in one", "saves a step"))
+    ours = found.by == BY_US
+    heads = tuple(
+        Text(head, "dim") for head in ("a step", "ops in one" if ours else "", "saves a step" if ours else "moves a step")
+    )
     rows = [
-        (Text(f"{each.times} x"), Text(str(each.ops)), Text(size_words(each.times * each.saved_bytes), "bold"))
+        (Text(f"{each.times} x"), Text(str(each.ops or "")), Text(size_words(each.times * each.saved_bytes), "bold"))
         for each in found.largest[:_SHOWN]
     ]
     room = max(body_width(console) - width_of([heads, *rows]), _NAME_AT_LEAST)
     table = grid("left", "right", "right", "right")
-    table.add_row(Text("largest fused kernels", "dim"), *heads)
+    table.add_row(Text("largest generated kernels", "dim"), *heads)
     for each, numbers in zip(found.largest, rows, strict=False):
         name = literal(each.name)
         name.truncate(room, overflow="ellipsis")
