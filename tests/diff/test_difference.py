@@ -108,3 +108,12 @@ CHANGES = (
     "cuda graph", "python remove", "rank:0 level", "optimizer fused", "tf32 on", "bf16 on", "batch * 2", "op:aten:: remove",
     "kernel:* = 3us", "all_to_all remove", "matmul roofline",
 )  # fmt: skip
+
+
+def test_of_an_eager_and_a_compiled_step_it_is_said_what_generated_kernels_stand_for() -> None:
+    compiled = EXAMPLES.parent / "tests" / "support" / "recordings" / "h200_gpt_default"
+    eager = EXAMPLES / "prefetch_sync"
+    said = steptime.diff(eager, compiled).to_dict()["warnings"][0]
+    assert said.startswith("one of the two is compiled")
+    assert "torch.compile generated have no counterpart" in said
+    assert not any("one of the two" in text for text in steptime.diff(compiled, compiled).to_dict()["warnings"])

@@ -357,3 +357,12 @@ def test_damage_gives_a_program_or_one_clear_line(at: int, damage: bytes) -> Non
         return
     program = to_program(trace, rank=trace.rank or 0, world_size=trace.world_size or 1)
     assert len(program.ops) == len(trace.nodes)
+
+
+def test_compiled_functions_that_replay_graphs_are_refused_since_their_kernels_are_nowhere() -> None:
+    frame = flat(3, "## Call CompiledFxGraph abc ##")
+    launching = read([frame, flat(4, "triton_poi_fused_add_0", 3), flat(5, "aten::copy_", 3)])
+    assert len(to_program(launching, rank=0, world_size=1).ops) == len(launching.nodes)
+    replaying = read([frame, flat(4, "aten::_foreach_copy_", 3)])
+    with pytest.raises(TraceError, match="1 calls of compiled functions replay CUDA graphs"):
+        to_program(replaying, rank=0, world_size=1)

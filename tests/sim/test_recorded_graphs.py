@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,8 @@ import pytest
 
 from steptime._platforms.platform import Platform
 from steptime._program.load import load
-from steptime._program.program import Program
-from steptime._sim.modelled.prediction import predict_on
+from steptime._program.program import Program, Signature, Tensor
+from steptime._sim.modelled.prediction import memory_of, predict_on
 from steptime._sim.recorded.profiler import unprofiled
 from steptime._sim.recorded.replay import MEASURED_FILE, ops_begun, period_ms, read_measured, replay
 from steptime._sim.recorded.timing import inside_graphs, recorded
@@ -96,3 +97,14 @@ def test_ops_of_the_thread_that_hands_over_begin_in_the_gap_of_the_one_that_take
     back = (program.calls.after >= 0) & (program.calls.thread == 0)
     assert back.any()
     assert begun[back].min() > 100
+
+
+def test_nothing_is_said_of_the_memory_that_graphs_hold() -> None:
+    workload = load([RECORDINGS / "h200_gpt_reduce"])
+    program = workload.programs[0]
+    named = Signature((Tensor((8,), "float32", id=1, storage=1, device="cuda:0"),))
+    signature = np.full(len(program.ops), len(program.signatures), dtype=np.int32)
+    program = replace(program, signatures=(*program.signatures, named), ops=program.ops.replace(signature=signature))
+    memory = memory_of(replace(workload, programs=(program,)), Platform.load("1xh200"))
+    assert memory["peak_bytes"] is None
+    assert "CUDA graphs" in memory["unknown"]

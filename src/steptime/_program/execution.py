@@ -32,6 +32,7 @@ from steptime._program.program import (
     Works,
 )
 from steptime._values import value_class
+from steptime.errors import TraceError
 
 COMM_NODE = "record_param_comms"
 _STEP = "ProfilerStep#"
@@ -40,6 +41,9 @@ _COMPUTE_STREAM = 0
 # Calls whose recorded rank is the root or the peer instead of the caller (ProcessGroupNCCL, RECORD_PARAM_COMMS_DATA).
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _POINT_TO_POINT = ("send", "recv")
+# A call of Inductor's wrapper, and what it does itself where it replays a graph.
+_COMPILED = "## Call CompiledFxGraph"
+_COPIES = frozenset(("aten::_foreach_copy_", "aten::copy_"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,7 @@ class ExecutionTrace:
 
 def to_program(trace: ExecutionTrace, *, rank: int, world_size: int) -> Program:
     """The program of one rank from its execution trace. Kernels are not recorded there; only collectives become device work."""
+    _refuse_graphs(trace)
     nodes, parents = trace.nodes, np.array(trace.parents, dtype=np.int32)
     names: dict[str, int] = {}
     name = np.array([names.setdefault(node.name, len(names)) for node in nodes], dtype=np.int32)
@@ -170,6 +175,20 @@ def to_program(trace: ExecutionTrace, *, rank: int, world_size: int) -> Program:
         source=trace.source,
         warnings=(*trace.warnings, missing),
     )
+
+
+def _refuse_graphs(trace: ExecutionTrace) -> None:
+    """Compiled functions that replay CUDA graphs copy their inputs and launch the graph, whose kernels are nowhere."""
+    inside: dict[int, set[str]] = {row: set() for row, node in enumerate(trace.nodes) if node.name.startswith(_COMPILED)}
+    for node, parent in zip(trace.nodes, trace.parents, strict=True):
+        if parent in inside:
+            inside[parent].add(node.name)
+    replayed = sum(bool(names) and names <= _COPIES for names in inside.values())
+    if replayed:
+        raise TraceError(
+            f"{trace.source}: {replayed} calls of compiled functions replay CUDA graphs, whose kernels no execution trace has; "
+            "give the Kineto trace recorded with it, or predict the script"
+        )
 
 
 def settled_groups(groups: Mapping[str, ProcessGroup], rank: int, world_size: int) -> dict[str, ProcessGroup]:

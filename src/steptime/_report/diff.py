@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from steptime._files import write_output
+from steptime._ops.families import WorkFamily
 from steptime._report.answers import plain, table_of
 from steptime._report.html.markup import Markup, bar, table, tag
 from steptime._report.html.static import section, static_page
@@ -27,6 +28,7 @@ from steptime._report.layout import (
     print_warnings,
 )
 from steptime._report.words import percent, time_ms
+from steptime._sim.explain.bound import family_words
 from steptime._sim.prediction import PredictedStep
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ _NAME_AT_MOST = 60
 SMALL_PARTS = "all others"
 # Two runs of one model have at least this share of their device time in common, whatever was changed in between.
 _SAME_MODEL = 0.5
+_GENERATED = WorkFamily.GENERATED.label
+_FAMILIES_LISTED = 4
 
 
 def _warnings(found: Difference) -> dict[str, None]:
@@ -50,11 +54,24 @@ def _warnings(found: Difference) -> dict[str, None]:
 
 def unlike(found: Difference) -> Iterator[str]:
     """That the two have so little in common that parts say little about why."""
-    if found.matched < _SAME_MODEL:
+    eager, compiled = sorted((found.before, found.after), key=lambda step: step.breakdown.get(_GENERATED, 0.0))
+    if compiled.breakdown.get(_GENERATED, 0.0) > 0 and not eager.breakdown.get(_GENERATED, 0.0):
+        yield _fused(eager.breakdown, compiled.breakdown)
+    elif found.matched < _SAME_MODEL:
         yield (
             f"only {percent(found.matched)} of the device time of both is found in the other: these may be different models, "
             "and most parts are just what one has and the other has not"
         )
+
+
+def _fused(eager: Mapping[str, float], compiled: Mapping[str, float]) -> str:
+    """What the kernels of the one that is compiled stand for."""
+    less = {family: took_ms - compiled.get(family, 0.0) for family, took_ms in eager.items()}
+    families = sorted((family for family, gone in less.items() if gone > 0), key=lambda family: -less[family])
+    stand_for = ", ".join(family_words(family) for family in families[:_FAMILIES_LISTED])
+    gone_ms = sum(gone for gone in less.values() if gone > 0)
+    said = f"{time_ms(compiled[_GENERATED])} ms of kernels that torch.compile generated have no counterpart in the other step"
+    return f"one of the two is compiled: {said}" + (f"; there, {time_ms(gone_ms)} ms more are {stand_for}" if families else "")
 
 
 @dataclass(frozen=True, repr=False)

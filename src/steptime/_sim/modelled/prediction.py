@@ -39,7 +39,7 @@ from steptime._sim.modelled.issue import Issued
 from steptime._sim.modelled.recorded_run import modelled_run
 from steptime._sim.modelled.step import ModelledStep, modelled
 from steptime._sim.prediction import DOES_NOT_FIT, PredictedStep, explain, peak_flop_per_s
-from steptime._sim.recorded.timing import timed
+from steptime._sim.recorded.timing import inside_graphs, timed
 from steptime._units import GIB, ms
 
 Floats = npt.NDArray[np.float64]
@@ -54,6 +54,7 @@ LEVELS = (0.05, 0.95)
 _UNNAMED_TENSORS = (
     "the recording does not name its tensors; give an execution trace recorded with it, or predict the script or a config"
 )
+_GRAPHS_HOLD = "what CUDA graphs hold is in no recording; predict the script or a config"
 # Estimates' intervals hold nine of ten: so many standard deviations of a normal to either side.
 _NINE_OF_TEN = 1.645
 _EVEN_NORMAL = np.array([NormalDist().inv_cdf((at + 0.5) / SAMPLES) for at in range(SAMPLES)])
@@ -289,6 +290,8 @@ def memory_of(workload: Workload, platform: Platform) -> dict[str, Any]:
     capacity = limits.rank_memory_bytes
     if not all(names_tensors(one_step(program).program) for program in workload.programs):
         return {"peak_bytes": None, "unknown": _UNNAMED_TENSORS}
+    if any(program.recorded and inside_graphs(program).any() for program in workload.programs):
+        return {"peak_bytes": None, "unknown": _GRAPHS_HOLD}
     ranks: list[dict[str, Any]] = []
     for program in workload.programs:
         rank = program.rank
