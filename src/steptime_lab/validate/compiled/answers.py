@@ -14,7 +14,10 @@ from steptime._sim.prediction import PredictedStep
 from steptime.errors import InputError
 from steptime_lab.validate.compiled.kinds import kinds_in
 
-PREDICTED = Path(steptime_lab.__file__).parent / "data" / "committed" / "compiled_predicted.json"
+_DATA = Path(steptime_lab.__file__).parent / "data" / "committed"
+PREDICTED = _DATA / "compiled_predicted.json"
+# The same cases captured with the PyTorch that they were measured with; and predicted again for the host they ran on.
+EQUAL_VERSIONS, CALIBRATED = _DATA / "compiled_equal_versions.json", _DATA / "compiled_calibrated.json"
 PLATFORMS = {1: "1xh200", 2: "2xh200-half-loopback", 4: "4xh200-quarter-loopback"}
 FORMS = EAGER, COMPILED = ("eager", "compiled")
 SCHEMA_VERSION = 1

@@ -10,7 +10,14 @@ import numpy as np
 
 from steptime.errors import InputError
 from steptime_lab.measurements.shipped import FOLDER
-from steptime_lab.validate.compiled.answers import PREDICTED, CompiledAnswers, StepAnswer
+from steptime_lab.validate.compiled.answers import (
+    CALIBRATED,
+    EQUAL_VERSIONS,
+    PREDICTED,
+    CaseAnswer,
+    CompiledAnswers,
+    StepAnswer,
+)  # fmt: skip
 from steptime_lab.validate.compiled.kinds import GENERATED, matched
 from steptime_lab.validate.compiled.measured import MeasuredForm, MeasuredPair, measured_pairs
 from steptime_lab.validate.engine import Compared, Group, MeasuredCase, Validation, grouped, repeat_errors
@@ -34,6 +41,8 @@ class StepPair:
     measured: MeasuredPair
     eager: StepAnswer
     compiled: StepAnswer
+    equal: StepAnswer | None = None  # the compiled form, captured with the PyTorch that ran
+    calibrated: CaseAnswer | None = None  # both forms on the host that they ran on
 
     @property
     def speedup(self) -> MeasuredCase:
@@ -61,17 +70,12 @@ class StepPair:
         there = self.measured.compiled.allocated_bytes
         return self.compiled.allocated_bytes / there - 1 if there > 0 else None
 
-    @property
-    def kernels_matched(self) -> float | None:
-        """Share of launches whose kinds agree."""
+    def kernels_matched(self, said: StepAnswer | None, *, generated: bool = False) -> float | None:
+        """Share of launches whose kinds agree, of all or of generated ones."""
         there = self.measured.compiled.kinds
-        return matched(self.compiled.kinds, there) if there else None
-
-    @property
-    def generated_matched(self) -> float | None:
-        """The same of generated kernels alone."""
-        there, said = (_generated(each.kinds) for each in (self.measured.compiled, self.compiled))
-        return matched(said, there) if there else None
+        if said is None or not there:
+            return None
+        return matched(_generated(said.kinds), _generated(there)) if generated else matched(said.kinds, there)
 
 
 def _generated(kinds: Mapping[str, int]) -> dict[str, int]:
@@ -84,11 +88,13 @@ def compiled_pairs(folder: Path = FOLDER, predicted: Path = PREDICTED) -> list[S
     if not there:
         raise InputError(HOW_TO_MEASURE)
     answers = CompiledAnswers.read(predicted).cases
+    equal, calibrated = (CompiledAnswers.read(file).cases if file.exists() else {} for file in (EQUAL_VERSIONS, CALIBRATED))
     result = []
     for name, pair in there.items():
         said = answers.get(name)
         if said is not None and said.eager is not None and said.compiled is not None:
-            result.append(StepPair(pair, said.eager, said.compiled))
+            again = equal[name].compiled if name in equal else None
+            result.append(StepPair(pair, said.eager, said.compiled, again, calibrated.get(name)))
     return result
 
 
@@ -97,7 +103,10 @@ def validate_compiled(pairs: Sequence[StepPair] | None = None) -> Validation:
     pairs = compiled_pairs() if pairs is None else pairs
     if not pairs:
         raise InputError("no compiled step that was measured has been predicted; predict them again")
-    steps = [Compared(_step(pair.measured, pair.measured.compiled, pair.compiled), tuple(_groups(pair))) for pair in pairs]
+    steps = [
+        Compared(_step(pair.measured, pair.measured.compiled, pair.compiled), tuple(_groups(pair)), _again(pair))
+        for pair in pairs
+    ]
     return Validation.of(
         "compiled",
         "compiled steps predicted from the script before measuring",
@@ -106,6 +115,13 @@ def validate_compiled(pairs: Sequence[StepPair] | None = None) -> Validation:
         facts=_facts(pairs),
         notes=tuple(_notes(pairs)),
     )
+
+
+def _again(pair: StepPair) -> dict[str, MeasuredCase]:
+    """The compiled step as predicted for the host that it ran on."""
+    if pair.calibrated is None or pair.calibrated.compiled is None:
+        return {}
+    return {"calibrated": _step(pair.measured, pair.measured.compiled, pair.calibrated.compiled)}
 
 
 def _groups(pair: StepPair) -> Iterator[str | None]:
@@ -141,18 +157,20 @@ def _beside(pairs: Sequence[StepPair]) -> dict[str, Group]:
 
 def _facts(pairs: Sequence[StepPair]) -> dict[str, float]:
     memory = [pair.memory_error for pair in pairs if pair.memory_error is not None]
-    kernels = [pair.kernels_matched for pair in pairs if pair.kernels_matched is not None]
-    generated = [pair.generated_matched for pair in pairs if pair.generated_matched is not None]
     counted = [(sum(pair.compiled.kinds.values()), sum(pair.measured.compiled.kinds.values())) for pair in pairs]
     numbers = [abs(said / there - 1) for said, there in counted if there]
     facts = {"guessed_share_of_device_time_at_most": max(pair.compiled.fallback for pair in pairs)}
     if memory:
         facts["memory_within_7_%"] = float(np.mean(np.abs(memory) <= _MEMORY_BAR))
         facts["memory_error_median"] = float(np.median(np.abs(memory)))
-    if kernels:
-        facts["kernels_of_the_right_kind"] = float(np.mean(kernels))
-        facts["generated_kernels_of_the_right_kind"] = float(np.mean(generated)) if generated else 0.0
+    if numbers:
         facts["number_of_kernels_off_by_median"] = float(np.median(numbers))
+    for suffix, said in (("", "compiled"), ("_at_equal_versions", "equal")):
+        for name, generated in (("kernels", False), ("generated_kernels", True)):
+            shares = [pair.kernels_matched(getattr(pair, said), generated=generated) for pair in pairs]
+            known = [share for share in shares if share is not None]
+            if known:
+                facts[f"{name}_of_the_right_kind{suffix}"] = float(np.mean(known))
     return facts
 
 
