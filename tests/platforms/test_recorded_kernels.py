@@ -57,7 +57,7 @@ def test_there_and_back_is_where_it_began() -> None:
 
 
 def moving(here: str, there: str, time_ns: float, moved_bytes: float) -> float:
-    found = CarriedKernels(read_device(here), read_device(there)).estimate("triton_poi_fused_0", time_ns, moved_bytes)
+    found = CarriedKernels(read_device(here), read_device(there)).estimate("triton_poi_fused_0", time_ns, (moved_bytes,))
     assert (found.source, found.inside) == (Source.ANALYTIC, True)
     assert found.low_ns < found.time_ns < found.high_ns
     return found.time_ns
@@ -96,3 +96,12 @@ def test_more_bytes_or_more_time_never_make_a_carried_kernel_faster() -> None:
     for there in ("a100", "b200"):
         times = [moving("h200", there, time_ns, 1e7) for time_ns in (2e3, 4e3, 8e3, 16e3, 64e3)]
         assert times == sorted(times)
+
+
+def test_a_generated_kernel_moves_no_more_than_it_can_have_in_its_time() -> None:
+    """Whether its first tensor is written as well, a recording does not say; its time may."""
+    carried_over = CarriedKernels(read_device("h200"), read_device("a100"))
+    in_place, copying = (at_limits_ns("h200", moved) for moved in (3.1e9, 2.1e9))
+    found = [carried_over.estimate("triton_poi_fused_0", time_ns, (2e9, 3e9)).time_ns for time_ns in (in_place, copying)]
+    expected = [moving("h200", "a100", in_place, 3e9), moving("h200", "a100", copying, 2e9)]
+    assert found == pytest.approx(expected)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from steptime._ops.families import WorkFamily, op_family
 from steptime._ops.generated import (
+    FOREACH,
     LOAD,
     PERSISTENT,
     PLAIN,
@@ -46,14 +47,22 @@ def kernel_called(name: str, signature: Signature) -> GeneratedKernel | None:
     return kernel
 
 
-def moved_by_op(program: Program, op: int) -> float:
-    """Bytes that the generated kernel of an op reads and writes; 0 where that is not known, or it is none."""
+def moved_by_op(program: Program, op: int) -> tuple[float, ...]:
+    """Bytes that the generated kernel of an op reads and writes, least first; none where that is not known, or it is none.
+
+    A recording does not say whether the first tensor is written as well.
+    """
     name = "" if op < 0 else program.names[int(program.ops.name[op])]
     number = -1 if op < 0 else int(program.ops.signature[op])
     if number < 0 or op_family(name) is not WorkFamily.GENERATED:
-        return 0.0
+        return ()
     kernel = kernel_called(name, program.signatures[number])
-    return 0.0 if kernel is None else moved_bytes(kernel)
+    if kernel is None:
+        return ()
+    moved, first = moved_bytes(kernel), kernel.accesses[0] if kernel.accesses else None
+    if kernel.kind == FOREACH or first is None or first.indirect or first.kind != LOAD or _has_text(program.signatures[number]):
+        return (moved,)
+    return moved, moved + first.item_bytes * first.elements
 
 
 def moved_bytes(kernel: GeneratedKernel) -> float:
@@ -67,10 +76,14 @@ def moved_bytes(kernel: GeneratedKernel) -> float:
     return sum(most.values())
 
 
+def _has_text(signature: Signature) -> bool:
+    inputs = signature.inputs
+    return len(inputs) == 3 and isinstance(inputs[2], str) and all(isinstance(each, tuple) for each in inputs[:2])
+
+
 def _called(name: str, inputs: Sequence[Value]) -> GeneratedKernel | None:
-    text = inputs[2] if len(inputs) == 3 else None
-    if isinstance(text, str) and isinstance(inputs[0], tuple) and isinstance(inputs[1], tuple):
-        return GeneratedKernel.read(text)
+    if _has_text(Signature(tuple(inputs))):
+        return GeneratedKernel.read(str(inputs[2]))
     tensors = [tensor for tensor in tensors_in(inputs) if tensor.device != "cpu" and tensor.numel > 0]
     numbers = [value for value in inputs if isinstance(value, int) and not isinstance(value, bool) and value > 0]
     return as_recorded(name, tensors, numbers) if tensors and kind_named(name) != TEMPLATE else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -78,15 +79,19 @@ class CarriedKernels:
         """Whether they were recorded on such a device."""
         return self.recorded_on is not None and self.recorded_on.whole == self.there.whole
 
-    def estimate(self, kernel: str, time_ns: float, moved_bytes: float = 0.0) -> Estimate:
-        """What the kernel takes there; `moved_bytes` is what it reads and writes, where that is known and all it does."""
+    def estimate(self, kernel: str, time_ns: float, moved_bytes: Sequence[float] = ()) -> Estimate:
+        """What the kernel takes there; `moved_bytes` is what it may read and write, where that is known and all it does.
+
+        Of several the largest that it can have moved in its time, beside the first.
+        """
         if self.same:
             low, high = _SAME_DEVICE
             return Estimate(time_ns, low * time_ns, high * time_ns, Source.MEASURED, inside=True)
         if self.recorded_on is None:
             return Estimate(time_ns, time_ns / FACTOR, time_ns * FACTOR, Source.FALLBACK, inside=False)
-        if moved_bytes > 0:
-            return self._moving(time_ns, moved_bytes)
+        if moved_bytes and moved_bytes[0] > 0:
+            most = time_ns * _memory(self.recorded_on) / 1e9
+            return self._moving(time_ns, max((each for each in moved_bytes[1:] if each <= most), default=moved_bytes[0]))
         bound = next((bound for pattern, bound in _BY_NAME if pattern.search(kernel)), Bound.MEMORY)
         times = {each: self._time_ns(kernel, time_ns, each) for each in {bound, Bound.MEMORY, Bound.INSTRUCTIONS}}
         if bound is Bound.LINK:

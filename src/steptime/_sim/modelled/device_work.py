@@ -117,7 +117,7 @@ def _recorded(step: OneStep, answered: set[int], device: Device) -> list[OpWork]
             by_op[kernel.op].append(kernel)
     results = []
     for op, kernels in sorted(by_op.items()):
-        moved = moved_by_op(step.program, op) if len(kernels) == 1 and not kernels[0].outside else 0.0
+        moved = moved_by_op(step.program, op) if len(kernels) == 1 and not kernels[0].outside else ()
         each = [carried.estimate(kernel.name, float(kernel.time_ns), moved) for kernel in kernels]
         launches = tuple(LaunchTime(kernel.name, one.time_ns) for kernel, one in zip(kernels, each, strict=True))
         # One recording, one profiler, two devices: they err together.

@@ -156,7 +156,7 @@ def issued_as_recorded(
     for row in unanswered:
         name = program.names[int(program.works.name[row])]
         generated = kernel_family(name) is WorkFamily.GENERATED
-        moved = moved_by_op(program, int(program.calls.op[program.works.call[row]])) if generated else 0.0
+        moved = moved_by_op(program, int(program.calls.op[program.works.call[row]])) if generated else ()
         estimate[row] = known.add(carried.estimate(name, float(took_ns[row]), moved), _GENERATED if generated else _GROUP)
     collective = program.works.kind == WorkKind.COLLECTIVE
     estimate[collective] = len(known.estimates) + program.works.collective[collective]
@@ -226,7 +226,7 @@ def _says(program: Program, unanswered: Sequence[int], carried: CarriedKernels, 
         kernel = program.names[int(program.works.name[row])]
         took_ns = int(program.works.end_ns[row] - program.works.start_ns[row])
         if kernel_family(kernel) is WorkFamily.GENERATED:
-            generated[moved_by_op(program, op) > 0] += took_ns
+            generated[bool(moved_by_op(program, op))] += took_ns
         elif not crosses_link(kernel):
             times[kernel if op < 0 else program.names[int(program.ops.name[op])]] += took_ns
     where = f" on {program.device_name}" if program.device_name else ""
