@@ -146,6 +146,16 @@ def test_a_graph_is_one_frame_in_forward_and_one_in_backward() -> None:
     assert sum(name.startswith("cudagraph:") for name in graphed) == 2
 
 
+def test_a_cuda_graph_reads_copies_of_what_comes_in_anew_and_of_nothing_else() -> None:
+    eager = program_of(BERT)
+    table = op_table(compiled(eager, H200, "reduce-overhead").program)
+    copies = [row for row, name in enumerate(table.names) if name == "aten::copy_"]
+    copied = [table.arguments[row].inputs[1] for row in copies]
+    assert {tensor.dtype for tensor in copied} == {"int64"}
+    assert (16, 512) in {tensor.shape for tensor in copied}
+    assert all(table.names[table.parents[row]].startswith("## Call CompiledFxGraph") for row in copies)
+
+
 def test_layers_that_repeat_are_compiled_one_by_one_and_counted_as_often_as_they_run() -> None:
     eager = program_of(FSDP)
     assert eager.repetition is not None

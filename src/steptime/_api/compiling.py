@@ -45,7 +45,7 @@ def as_compiled(workload: Workload, mode: str, platform: str | Path | Platform |
         )
     captured = _captured(workload, mode)
     if isinstance(captured, Workload):
-        return captured
+        return replace(captured, meta={**captured.meta, COMPILE: mode})
     warnings = (*workload.warnings, captured) if captured else workload.warnings
     return replace(workload, meta={**workload.meta, COMPILE: mode}, warnings=warnings)
 

@@ -134,7 +134,7 @@ def _compiled(program: Program, processors: Processors, mode: str) -> CompiledPr
     for number, node in nodes.items():
         by_segment[node.segment][number] = node
     groups = {segment: scheduled(inside, lowering.values, processors) for segment, inside in by_segment.items()}
-    emitter = _Emitter(program, table, mode, nodes, groups, writer)
+    emitter = _Emitter(program, table, mode, nodes, groups, writer, fresh)
     emitter.run(items)
     eager = [item.work.op for item in items if isinstance(item, Compiles) and item.work.kind == COMPUTE]
     return emitter.result(eager)
@@ -151,6 +151,7 @@ class _Emitter:
         nodes: Mapping[int, Node],
         groups: Mapping[int, Sequence[Group]],
         writer: KernelWriter,
+        fresh: Iterator[int],
     ) -> None:
         self._program, self._table, self._mode = program, table, mode
         self._nodes, self._groups, self._writer = nodes, groups, writer
@@ -161,6 +162,11 @@ class _Emitter:
         self._graphs = 0
         self._fused: list[tuple[FusedOp, int]] = []  # and its row
         self._called: list[int] = []  # rows of calls
+        self._fresh, self._made = fresh, {value for node in nodes.values() for value in node.writes}
+        self._static: set[int | None] = set()  # storages that ops make or optimisers read
+        for arguments, phase in zip(table.arguments, table.phases, strict=True):
+            given = {tensor.storage for tensor in arguments.inputs}
+            self._static |= given if phase == Phase.OPTIMIZER else {each.storage for each in arguments.outputs} - given
 
     def run(self, items: Iterable[Stays | Compiles]) -> None:
         """Everything, graph by graph."""
@@ -180,14 +186,14 @@ class _Emitter:
             if item.segment in done or not self._groups.get(item.segment):
                 continue
             done.add(item.segment)
-            call = self._enter(item) if call < 0 else call
+            call = self._enter(item, items) if call < 0 else call
             for group in self._groups[item.segment]:
                 self._group(group, call)
         for item in deferred:
             self._stay(item.row, -1, whole=True)
 
-    def _enter(self, first: Compiles) -> int:
-        """The frames of one call of a compiled graph; the row of the innermost."""
+    def _enter(self, first: Compiles, items: Sequence[Stays | Compiles]) -> int:
+        """The frames of one call of a compiled graph; the row of the innermost. CUDA graphs read copies of what comes in."""
         number, like = self._graphs, first.work.op
         self._graphs += 1
         if first.backward:
@@ -198,7 +204,23 @@ class _Emitter:
             region = self._write(f"{Frame.REGION.value}: {number}/0", like, -1)
             around, graph = self._write(Frame.FUNCTION.value, like, region), f"f{number}"
         call = self._write(f"{Frame.WRAPPER.value} {graph} ##", like, around)
-        return self._write(f"{Frame.GRAPH.value}{graph}", like, call) if self._mode == REDUCE_OVERHEAD else call
+        if self._mode != REDUCE_OVERHEAD:
+            return call
+        for tensor in self._batches(items):
+            copy = replace(tensor, storage=next(self._fresh), id=next(self._fresh))
+            self._write("aten::copy_", like, call, self._signature((copy, tensor, True), (copy,)))
+        return self._write(f"{Frame.GRAPH.value}{graph}", like, call)
+
+    def _batches(self, items: Sequence[Stays | Compiles]) -> list[Tensor]:
+        """What comes into a graph anew in every step: read by it, written by no op, and no parameter of the optimiser's."""
+        segments = {item.segment for item in items if isinstance(item, Compiles)}
+        groups = [group for segment in sorted(segments) for group in self._groups.get(segment, ())]
+        found: dict[int | None, Tensor] = {}
+        for node in (self._nodes[number] for group in groups for number in (*group.nodes, *group.columns)):
+            for read in node.reads:
+                if read.value not in self._made and read.tensor.storage not in self._static:
+                    found.setdefault(read.tensor.storage, read.tensor)
+        return list(found.values())
 
     def _write(self, name: str, like: int, parent: int, signature: int = -1, sequence: int = -1) -> int:
         ops = self._program.ops

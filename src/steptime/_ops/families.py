@@ -54,6 +54,7 @@ _TABLES = Path(steptime.__file__).parent / "data" / "ops" / "families.toml"
 # Names that users choose (annotations, module names) hold spaces or "#" and say nothing certain; the engine's wrapper around
 # a backward node also holds the accumulation of gradients, which is not the node's own computation.
 _CHOSEN_BY_USERS = re.compile(r"[ #]|^autograd::engine::")
+_GRAPH_LAUNCH = "cudaGraphLaunch"
 _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 
 _SHORT_NAME = re.compile(r"(?:_foreach)?_*(\w+?)(?:_backward)?_*")
@@ -87,7 +88,10 @@ def work_families(program: Program) -> KindColumn:
     if len(calls) and len(ops):
         op = np.where(works.call >= 0, calls.op[np.maximum(works.call, 0)], -1)
         text = np.where(op >= 0, ops[np.maximum(op, 0)], WorkFamily.OTHER)
-        result = np.where(text != WorkFamily.OTHER, text, result)
+        # One call launches all kernels of a CUDA graph: its op says nothing of each.
+        graph = np.array([name == _GRAPH_LAUNCH for name in program.names])[calls.api[np.maximum(works.call, 0)]]
+        own = (works.call >= 0) & graph & (result != WorkFamily.OTHER)
+        result = np.where((text != WorkFamily.OTHER) & ~own, text, result)
     for kind, family in _OF_KIND.items():
         result = np.where(works.kind == kind, family, result)
     return result.astype(np.int8)
