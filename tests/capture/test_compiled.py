@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 import torch
 from torch import nn
 
+from steptime._capture import script
 from steptime._capture.capture import captured_step
 from steptime._ops.generated import GeneratedKernel
 from steptime._ops.table import op_table
@@ -124,3 +125,21 @@ def test_functions_and_modules_in_place_are_compiled_too() -> None:
 def test_what_is_chosen_by_timing_is_refused() -> None:
     with pytest.raises(InputError, match=r"max-autotune.*timing"):
         captured(lambda: stepping(torch.compile(mlp(), mode="max-autotune")))
+
+
+def test_a_step_that_compiles_nothing_can_be_asked_to() -> None:
+    def make() -> Callable[[], None]:
+        return stepping(Two(broken=False))
+
+    workload = script.captured(make)
+    assert not generated(workload.programs[0])
+    assert generated(workload.rebuild.compiled("default").programs[0])
+
+
+def test_a_step_that_compiles_can_be_asked_not_to() -> None:
+    def make() -> Callable[[], None]:
+        return stepping(torch.compile(mlp()))
+
+    workload = script.captured(make)
+    assert generated(workload.programs[0])
+    assert not generated(workload.rebuild.compiled("off").programs[0])

@@ -27,6 +27,7 @@ from torch.distributed import device_mesh, distributed_c10d
 
 from steptime._capture.answers import remembered
 from steptime._capture.capture import program_of_one
+from steptime._capture.compiled.modes import compiled_as
 from steptime._capture.device import pretended
 from steptime._capture.letters import MissingLetterError
 from steptime._capture.log import CommLog
@@ -57,6 +58,7 @@ class Child:
         """Runs the script; does not come back."""
         said: dict[str, None] = {}
         with ExitStack() as stack:
+            stack.enter_context(compiled_as(self.task.compile))
             recorder = self._entered(stack)
             stack.enter_context(tamed(said))
             for owner, name, stand_in in self._replaced():

@@ -58,6 +58,7 @@ class Script:
     path: Path
     arguments: tuple[str, ...] = ()
     limit_s: float = LIMIT_S
+    compile: str | None = None  # a mode of torch.compile, where the script compiles nothing itself, or "off"
 
     def __post_init__(self) -> None:
         if not self.path.is_file():
@@ -74,6 +75,7 @@ class Script:
             task = ScriptTask(
                 str(self.path), self.arguments, self.path.name, self.limit_s,
                 ranks=count, devices=min(count, _DEVICES_OF_A_NODE), world=count > 1, letters=letters,
+                compile=self.compile,
             )  # fmt: skip
             first = _Run.of(task)
             if first.task.ranks != count and ranks is not None:
@@ -102,6 +104,10 @@ class RunAgain:
 
     script: Script
     ranks: int | None
+
+    def compiled(self, mode: str) -> Workload:
+        """The same compiled in a mode, or "off"."""
+        return replace(self, script=replace(self.script, compile=mode))()
 
     def __call__(
         self, *, batch: int | None = None, ranks: int | None = None, settings: Mapping[str, Any] | None = None

@@ -28,6 +28,7 @@ class ScriptTask:
     devices: int = 1  # that the script sees
     world: bool = False  # a launcher's variables, and a process group to join
     early: bool = False  # observe the second iteration, there is no third
+    compile: str | None = None  # a mode of torch.compile, where the script compiles nothing itself, or "off"
     letters: str = ""  # the folder of objects that ranks send each other
 
     def write(self, folder: Path) -> None:

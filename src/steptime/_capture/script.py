@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
+from steptime._capture.compiled.modes import compiled_as
 from steptime._capture.vision_ops import declared_when_imported
 from steptime._garbage import no_collection
 from steptime._program.workload import Description, Workload, fixed
@@ -29,13 +30,21 @@ DEVICE = "cuda"
 
 
 def captured(
-    function: str | Callable[..., Any], *, arguments: tuple[str, ...] = (), batch: int | None = None, ranks: int = 1
+    function: str | Callable[..., Any],
+    *,
+    arguments: tuple[str, ...] = (),
+    batch: int | None = None,
+    ranks: int = 1,
+    compile: str | None = None,
 ) -> Workload:
-    """The workload of a function, or of one that is named, on so many ranks. Its module finds `arguments` in `sys.argv`."""
-    with _command_line(function, arguments):
+    """The workload of a function, or of one that is named, on so many ranks. Its module finds `arguments` in `sys.argv`.
+
+    `compile`: a mode of `torch.compile` for the outermost modules of a function that compiles nothing itself, or "off".
+    """
+    with _command_line(function, arguments), compiled_as(compile):
         result = _captured(function, batch, ranks)
     description = Description(batch=batch, parameters=result.programs[0].meta.get("parameters"))
-    return replace(result, description=description, rebuild=CaptureAgain(function, arguments, batch, ranks))
+    return replace(result, description=description, rebuild=CaptureAgain(function, arguments, batch, ranks, compile))
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,11 @@ class CaptureAgain:
     arguments: tuple[str, ...]
     batch: int | None
     ranks: int
+    compile: str | None = None
+
+    def compiled(self, mode: str) -> Workload:
+        """The same compiled in a mode, or "off"."""
+        return replace(self, compile=mode)()
 
     def __call__(
         self, *, batch: int | None = None, ranks: int | None = None, settings: Mapping[str, Any] | None = None
@@ -57,6 +71,7 @@ class CaptureAgain:
             arguments=self.arguments,
             batch=self.batch if batch is None else batch,
             ranks=self.ranks if ranks is None else ranks,
+            compile=self.compile,
         )
 
 

@@ -214,14 +214,13 @@ def tamed(said: dict[str, None]) -> Iterator[None]:
     following_batch = _BaseDataLoaderIter.__next__
     regions = region.current()
     regions.said = said
-    with (
-        patch.object(DataLoader, "_get_iterator", alone),
-        patch.object(_BaseDataLoaderIter, "__next__", following),
-        patch.object(torch, "save", not_saved),
-        patch.object(torch, "compile", regions.compile),
-        patch.object(torch.jit, "script", not_scripted),
-        patch.object(torch.jit, "trace", not_scripted),
-    ):
+    replaced = (
+        (DataLoader, "_get_iterator", alone), (_BaseDataLoaderIter, "__next__", following), (torch, "save", not_saved),
+        (torch.jit, "script", not_scripted), (torch.jit, "trace", not_scripted), *regions.replaced(),
+    )  # fmt: skip
+    with ExitStack() as stack:
+        for owner, name, stand_in in replaced:
+            stack.enter_context(patch.object(owner, name, stand_in))
         yield
 
 

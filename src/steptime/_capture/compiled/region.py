@@ -13,19 +13,21 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn.attention import flex_attention
 
 from steptime._capture.compiled import wrapper
 from steptime._capture.compiled.environment import Environment, fakes
+from steptime._capture.compiled.modes import MODES, OFF, asked
 from steptime._capture.log import TraceRange
 from steptime.errors import InputError
 
-MODES = ("default", "reduce-overhead")
 _TIMED = "max-autotune"
 _HERE = str(Path(__file__).parents[1])
 _torch_compile = torch.compile
+_module_call: Any = torch.nn.Module.__call__
 
 
 class Regions:
@@ -36,17 +38,52 @@ class Regions:
         self._stack = ExitStack()
         self._ready = False
         self.said: dict[str, None] = {}  # what is to be said of the step
+        self.mode = asked.get()
+        self._by_script = False
+        self._inside = False  # a module that is compiled because it was asked for
+        self._modules: WeakKeyDictionary[torch.nn.Module, Any] = WeakKeyDictionary()
 
     def compile(self, model: Any = None, **options: Any) -> Any:
         """In place of `torch.compile`."""
         if model is None:
             return lambda function: self.compile(function, **options)
+        if self.mode == OFF:
+            return model
+        self._by_script = True
+        return self._compile(model, **options)
+
+    def _compile(self, model: Any, **options: Any) -> Any:
         _refuse(options)
         if model is flex_attention.flex_attention:
             return model  # which has a stand-in of its own
         self.prepare()
         with self._environment.compiling():
             return _torch_compile(model, **options)
+
+    def called(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """In place of `Module.__call__` where a mode is asked for: outermost modules that learn something are compiled."""
+        learns = not self._by_script and not self._inside and any(True for _ in module.parameters())
+        if not learns:
+            return _module_call(module, *args, **kwargs)
+        if module not in self._modules:
+            self._modules[module] = self._compile(module, mode=self.mode)
+        self._inside = True
+        try:
+            return self._modules[module](*args, **kwargs)
+        finally:
+            self._inside = False
+
+    def replaced(self) -> Iterator[tuple[Any, str, Any]]:
+        """What is replaced while a step is watched: object, attribute, and what stands in for it."""
+        yield torch, "compile", self.compile
+        if self.mode == OFF:
+            yield torch.nn.Module, "compile", lambda *_, **__: None
+        elif self.mode is not None:
+
+            def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+                return self.called(module, *args, **kwargs)
+
+            yield torch.nn.Module, "__call__", call
 
     def prepare(self) -> None:
         """Imports the compiler and puts what it needs in place, once."""
