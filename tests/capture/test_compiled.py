@@ -13,12 +13,15 @@ pytest.importorskip("triton")
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from steptime._capture import script
 from steptime._capture.capture import captured_step
+from steptime._capture.ranks import capture_ranks
 from steptime._ops.generated import GeneratedKernel
 from steptime._ops.table import op_table
 from steptime._program.program import Program, tensors_in
+from steptime._program.workload import Workload
 from steptime.errors import InputError
 
 WIDTH = 64
@@ -57,6 +60,12 @@ def stepping(forward: Callable[[torch.Tensor], torch.Tensor], precision: torch.d
 
 def generated(program: Program) -> list[str]:
     return [name for name in op_table(program).names if name.startswith("triton_")]
+
+
+def again(workload: Workload, mode: str) -> Program:
+    rebuild = workload.rebuild
+    assert isinstance(rebuild, script.CaptureAgain)
+    return rebuild.compiled(mode).programs[0]
 
 
 def captured(make: Callable[[], Any]) -> Program:
@@ -133,7 +142,7 @@ def test_a_step_that_compiles_nothing_can_be_asked_to() -> None:
 
     workload = script.captured(make)
     assert not generated(workload.programs[0])
-    assert generated(workload.rebuild.compiled("default").programs[0])
+    assert generated(again(workload, "default"))
 
 
 def test_a_step_that_compiles_can_be_asked_not_to() -> None:
@@ -142,4 +151,52 @@ def test_a_step_that_compiles_can_be_asked_not_to() -> None:
 
     workload = script.captured(make)
     assert generated(workload.programs[0])
-    assert not generated(workload.rebuild.compiled("off").programs[0])
+    assert not generated(again(workload, "off"))
+
+
+def test_checkpointed_layers_and_layers_that_drop_are_compiled() -> None:
+    def make() -> Callable[[], None]:
+        model = nn.Sequential(mlp(), nn.Dropout(0.1))
+        return stepping(torch.compile(lambda x: checkpoint(model, x, use_reentrant=False)))
+
+    assert generated(captured(make))
+
+
+def test_the_step_of_an_optimiser_is_compiled_with_what_is_around_it() -> None:
+    def make() -> Callable[[], None]:
+        model = mlp()
+        optimizer = torch.optim.AdamW(model.parameters())
+        x = torch.randn(32, WIDTH, device="cuda")
+
+        @torch.compile
+        def step() -> None:
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    program = captured(make)
+    assert any(name.startswith("triton_for_") for name in generated(program))
+    assert not any(name.startswith("aten::_foreach") for name in op_table(program).names)
+
+
+def test_images_with_their_channels_last_are_convolved_as_they_are() -> None:
+    def make() -> Callable[[], None]:
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).to("cuda").to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        compiled, x = torch.compile(model), torch.randn(2, 3, 16, 16, device="cuda").to(memory_format=torch.channels_last)
+        return lambda: compiled(x).mean().backward()  # type: ignore[no-untyped-call]
+
+    assert generated(captured(make))
+
+
+def test_ranks_reduce_gradients_between_compiled_parts() -> None:
+    def make() -> Callable[[], None]:
+        wide = nn.Sequential(nn.Linear(WIDTH, 8192), nn.ReLU(), nn.Linear(8192, WIDTH)).to("cuda")  # 2 MiB each
+        return stepping(torch.compile(nn.parallel.DistributedDataParallel(wide, bucket_cap_mb=2)))
+
+    workload = capture_ranks(make, ranks=2, alike=True)
+    assert not any("eagerly" in each for each in workload.warnings), workload.warnings
+    (program,) = workload.programs
+    assert len(program.collectives) > 1
+    assert Counter(op_table(program).names)["CompiledFunction"] > 1

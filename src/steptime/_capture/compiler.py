@@ -8,7 +8,7 @@ real ones. Whatever else is asked of it is asked of the real one, imported then 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.abc import Loader
@@ -25,8 +25,8 @@ _KEPT = "__dynamo_disable"  # by which torch._compile remembers what the compile
 
 
 @contextmanager
-def idle_compiler(really: Mapping[str, Any]) -> Iterator[None]:
-    """While it lasts, the compiler stays away; `really`: what stands in `torch.cuda` where no device is pretended."""
+def idle_compiler(really: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
+    """While it lasts, the compiler stays away; `really`: object, attribute, and what stands there if no device is pretended."""
     if _NAME in sys.modules:
         yield
         return
@@ -44,7 +44,7 @@ def idle_compiler(really: Mapping[str, Any]) -> Iterator[None]:
 class IdleCompiler(ModuleType):
     """Stands for the compiler until more is asked of it than to stay away."""
 
-    def __init__(self, really: Mapping[str, Any]) -> None:
+    def __init__(self, really: Sequence[tuple[Any, str, Any]]) -> None:
         super().__init__(_NAME, __doc__)
         self.__spec__ = PathFinder.find_spec(_NAME, torch.__path__)
         self.__path__: list[str] = []  # its modules are found by `_CompilerFinder`
@@ -89,7 +89,7 @@ class IdleCompiler(ModuleType):
         """The compiler, which takes its place."""
         if sys.modules.get(_NAME) is self:
             self._forget()
-            pretended = {name: getattr(torch.cuda, name) for name in self._really}
+            pretended = [(owner, name, vars(owner).get(name, getattr(owner, name))) for owner, name, _ in self._really]
             _put(self._really)
             try:
                 with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
@@ -113,9 +113,9 @@ class IdleCompiler(ModuleType):
         vars(torch).pop("_dynamo", None)
 
 
-def _put(values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
-        setattr(torch.cuda, name, value)
+def _put(values: Sequence[tuple[Any, str, Any]]) -> None:
+    for owner, name, value in values:
+        setattr(owner, name, value)
 
 
 class _CompilerFinder:

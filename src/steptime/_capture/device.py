@@ -158,11 +158,10 @@ def pretended(log: CommLog, *, devices: int = 1) -> Iterator[Streams]:
     with ExitStack() as stack:
         asked = questions.replaced(streams, _PROPERTIES.total_memory, devices)
         replaced = tuple(chain(_replaced(streams), asked, nested.replaced(), flex.replaced()))
-        really = {name: getattr(torch.cuda, name) for owner, name, _ in replaced if owner is torch.cuda}
         originals = tuple((owner, name, vars(owner).get(name, getattr(owner, name))) for owner, name, _ in replaced)
         for owner, name, stand_in in replaced:
             stack.enter_context(patch.object(owner, name, stand_in))
-        stack.enter_context(idle_compiler(really))
+        stack.enter_context(idle_compiler(originals))
         stack.enter_context(available(Environment(_PROPERTIES, originals)))
         stack.enter_context(restored())
         stack.enter_context(casting())

@@ -213,7 +213,7 @@ def tamed(said: dict[str, None]) -> Iterator[None]:
 
     following_batch = _BaseDataLoaderIter.__next__
     regions = region.current()
-    regions.said = said
+    regions.said, regions.mark = said, _mark
     replaced = (
         (DataLoader, "_get_iterator", alone), (_BaseDataLoaderIter, "__next__", following), (torch, "save", not_saved),
         (torch.jit, "script", not_scripted), (torch.jit, "trace", not_scripted), *regions.replaced(),
@@ -222,6 +222,13 @@ def tamed(said: dict[str, None]) -> Iterator[None]:
         for owner, name, stand_in in replaced:
             stack.enter_context(patch.object(owner, name, stand_in))
         yield
+
+
+def _mark(optimizer: Any) -> None:
+    """An optimiser has stepped, in compiled code."""
+    if _watch is not None:
+        with _watch.within(optimizer):
+            pass
 
 
 def _marked_step(method: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -242,6 +249,8 @@ def _marked_step(method: Callable[[Any], None]) -> Callable[[Any], None]:
 def _reporting(step: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(step)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # what is traced, not run
+            return step(self, *args, **kwargs)
         if _watch is None:
             return step(self, *args, **kwargs)
         with _watch.within(self):

@@ -20,8 +20,9 @@ from unittest.mock import patch
 import torch
 from torch._subclasses import fake_tensor, functional_tensor, meta_utils
 from torch.fx.experimental import proxy_tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 
+from steptime._capture.layouts import cudnn_format
 from steptime._capture.tensors import CUDA, is_pretended
 from steptime.errors import InputError
 
@@ -89,7 +90,34 @@ class Environment:
     properties: SimpleNamespace  # of the device
     replaced: Sequence[tuple[Any, str, Any]]  # object, attribute, and what stands there where no device is pretended
     _inside: int = 0
+    _modes: Sequence[Any] = ()  # capture's, while something is compiled
+    _function_modes: Sequence[Any] = ()
     _stand_ins: tuple[tuple[Any, str, Any], ...] = ()  # the same in every compilation
+
+    @contextmanager
+    def put_back(self) -> Iterator[None]:
+        """While it lasts, what capture has replaced is back."""
+        with ExitStack() as stack:
+            for owner, name, original in self.replaced:
+                stack.enter_context(patch.object(owner, name, original))
+            yield
+
+    @contextmanager
+    def resumed(self) -> Iterator[None]:
+        """While it lasts, tensors of the pretended device can be made though something is being compiled."""
+        from torch._dynamo.utils import set_torch_function_mode_stack  # noqa: PLC0415 (it takes seconds to import)
+
+        if not self._inside:
+            yield
+            return
+        with _disable_current_modes(), ExitStack() as stack:
+            for mode in self._modes:
+                stack.enter_context(mode)
+            set_torch_function_mode_stack(list(self._function_modes))
+            try:
+                yield
+            finally:
+                set_torch_function_mode_stack([])
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
@@ -101,12 +129,12 @@ class Environment:
 
         self._inside += 1
         modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        self._modes, self._function_modes = _get_current_dispatch_mode_stack(), modes
         try:
             with ExitStack() as stack:
                 stack.enter_context(_disable_current_modes())
                 stack.enter_context(_HereOnCpu())  # type: ignore[no-untyped-call]
-                for owner, name, original in self.replaced:
-                    stack.enter_context(patch.object(owner, name, original))
+                stack.enter_context(self.put_back())
                 self._stand_ins = self._stand_ins or tuple(self._answers())
                 for owner, name, stand_in in self._stand_ins:
                     stack.enter_context(patch.object(owner, name, stand_in, create=True))
@@ -150,6 +178,7 @@ class Environment:
         # It leaves all modes to fold constants, which then are to be computed.
         fold = constant_folding.ConstantFolder.run
         yield constant_folding.ConstantFolder, "run", lambda self: _here(fold, self)
+        yield torch._C, "_conv_determine_backend_memory_format", lambda input, weight, _: cudnn_format(input, weight)
         yield from _of_triton(major * 10 + minor)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from steptime._capture.log import TraceRange
 from steptime.errors import InputError
 
 _TIMED = "max-autotune"
+_STEP = "_reporting.<locals>.run"  # of `watch`: around the step of an optimiser, which may be compiled
 _HERE = str(Path(__file__).parents[1])
 _torch_compile = torch.compile
 _module_call: Any = torch.nn.Module.__call__
@@ -40,6 +42,8 @@ class Regions:
         self.said: dict[str, None] = {}  # what is to be said of the step
         self.mode = asked.get()
         self._by_script = False
+        self._steps: list[Any] = []  # optimisers whose step the function has that is called
+        self.mark: Callable[[Any], None] = lambda _: None  # says that an optimiser has stepped
         self._inside = False  # a module that is compiled because it was asked for
         self._modules: WeakKeyDictionary[torch.nn.Module, Any] = WeakKeyDictionary()
 
@@ -58,7 +62,27 @@ class Regions:
             return model  # which has a stand-in of its own
         self.prepare()
         with self._environment.compiling():
-            return _torch_compile(model, **options)
+            compiled = _torch_compile(model, **options)
+        return compiled if isinstance(model, torch.nn.Module | type) else self._marking(compiled)
+
+    def _marking(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """A compiled function, which may step an optimiser: nobody sees that while it runs."""
+        stepped: list[Any] = []
+
+        @wraps(compiled)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():  # another one, of which it becomes a part
+                return compiled(*args, **kwargs)
+            before, self._steps = self._steps, stepped
+            try:
+                result = compiled(*args, **kwargs)
+            finally:
+                self._steps = before
+            for optimizer in stepped[-1:]:
+                self.mark(optimizer)
+            return result
+
+        return run
 
     def called(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         """In place of `Module.__call__` where a mode is asked for: outermost modules that learn something are compiled."""
@@ -92,10 +116,27 @@ class Regions:
         self._ready = True
         dynamo = import_module("torch._dynamo")
         getattr(dynamo, "real", lambda: None)()  # where another stands for it
-        _imported()
+        with self._environment.put_back():
+            _imported()
         for owner, name, stand_in in (*fakes(), *wrapper.replaced(), *self._frames()):
             self._stack.enter_context(patch.object(owner, name, stand_in, create=True))
+        for optimizer in _optimizers():
+            self._stack.enter_context(patch.object(optimizer, "_init_group", self._resuming(optimizer._init_group)))
         self._stack.callback(_forgotten)
+        with self._environment.compiling():
+            torch._dynamo.trace_rules.clear_lru_cache()  # which may hold what was pretended
+
+    def _resuming(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Optimisers make their state while their step is traced, and so are known to be part of what is compiled."""
+
+        @wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                self._steps.append(args[0])
+            with self._environment.resumed():
+                return function(*args, **kwargs)
+
+        return run
 
     def leave(self) -> None:
         """As if nothing had been compiled."""
@@ -108,7 +149,7 @@ class Regions:
         skipped = import_module("torch._dynamo.types").ConvertFrameReturn
 
         def converted(self_: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
-            if frame.f_code.co_filename.startswith(_HERE):
+            if frame.f_code.co_filename.startswith(_HERE) and frame.f_code.co_qualname != _STEP:
                 return skipped()
             try:
                 with self._environment.compiling(), warnings.catch_warnings():
@@ -123,6 +164,11 @@ class Regions:
         yield convert_frame.CatchErrorsWrapper, "__call__", converted
         call = import_module("torch._inductor.output_code").CompiledFxGraph.__call__
         yield import_module("torch._inductor.output_code").CompiledFxGraph, "__call__", _ranged(call)
+
+
+def _optimizers() -> list[Any]:
+    kinds = (each for each in vars(torch.optim).values() if isinstance(each, type))
+    return [each for each in kinds if "_init_group" in vars(each)]
 
 
 def _forgotten() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -110,6 +111,20 @@ class _NoGuard:
         pass
 
 
+class _Generator(torch.Generator):
+    """The random generator of the device, of which the compiler keeps states: they are nobody's concern."""
+
+    device = CUDA
+
+    def clone_state(self) -> torch.Generator:
+        return self
+
+    graphsafe_get_state = clone_state
+
+    def graphsafe_set_state(self, *_: Any) -> torch.Generator:
+        return self
+
+
 class _Graphs:
     """Numbers the graphs of a process."""
 
@@ -142,6 +157,27 @@ class _Graphs:
         return replay
 
 
+def _with_state(op: Any, *args: Any, rng_state: Any = None, **kwargs: Any) -> Any:
+    """An op that draws from a state that was kept: what it draws is nobody's concern."""
+    del rng_state
+    return op(*args, **kwargs)
+
+
+def _with_given_state(_: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+    return op(*args, **kwargs)
+
+
+def _keeping_state(op: Any, *args: Any, **kwargs: Any) -> Any:
+    return torch.zeros(16, dtype=torch.uint8), op(*args, **kwargs)
+
+
+# Ops that keep the state of the random generator for what is recomputed.
+_RANDOM = {
+    "graphsafe_run_with_rng_state": _with_state, "run_with_rng_state": _with_given_state,
+    "run_and_save_rng_state": _keeping_state,
+}  # fmt: skip
+
+
 def replaced() -> Iterator[tuple[Any, str, Any]]:
     """What is replaced while compiled code may run: object, attribute, and what stands in for it."""
     from torch._inductor import async_compile, compile_fx  # noqa: PLC0415 (it takes seconds to import)
@@ -153,4 +189,7 @@ def replaced() -> Iterator[tuple[Any, str, Any]]:
     yield guards, "_reinterpret_tensor", _reinterpreted
     yield torch._C, "_cuda_getCurrentRawStream", lambda *_: 0
     yield torch.cuda, "_DeviceGuard", _NoGuard
+    import_module("torch._prims.rng_prims")  # which makes them
+    yield from ((torch.ops.higher_order, name, stand_in) for name, stand_in in _RANDOM.items())
+    yield torch.cuda, "default_generators", (_Generator(),)
     yield compile_fx, "cudagraphify", _Graphs().graphed
