@@ -192,8 +192,9 @@ def test_images_with_their_channels_last_are_convolved_as_they_are() -> None:
 
 def test_ranks_reduce_gradients_between_compiled_parts() -> None:
     def make() -> Callable[[], None]:
-        wide = nn.Sequential(nn.Linear(WIDTH, 8192), nn.ReLU(), nn.Linear(8192, WIDTH)).to("cuda")  # 2 MiB each
-        return stepping(torch.compile(nn.parallel.DistributedDataParallel(wide, bucket_cap_mb=2)))
+        model = Two(broken=False)
+        model.first = nn.Sequential(nn.Linear(WIDTH, 8192), nn.Linear(8192, WIDTH)).to("cuda")  # 2 MiB each
+        return stepping(torch.compile(nn.parallel.DistributedDataParallel(model, bucket_cap_mb=2)))
 
     workload = capture_ranks(make, ranks=2, alike=True)
     assert not any("eagerly" in each for each in workload.warnings), workload.warnings
