@@ -1,7 +1,7 @@
 """`measure compiled`: steps eager and compiled, in turns; memory of both, and the kernels of one profiled step of each.
 
 A case has processes of its own. Those of a wave are made and compiled side by side, each with a cache of its own; then they are
-timed one after the other while nothing else runs, and only then profiled. A wave is as many as the device's memory holds. Rows
+timed one after the other while nothing else runs, and only then profiled. A wave is as many as the host's memory holds. Rows
 are stored one by one, so that a run that is cut off goes on where it was. Sources that Inductor wrote are kept beside.
 """
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 JOB = "compiled"
 FORMS = EAGER, WITH = ("eager", "compiled")
-# Of a wave: processes, and seconds that making and compiling may take; a case: seconds that timing and profiling may take.
-_WAVE, _PREPARE_S, _TURN_S = 26, 150.0, 40.0
+# Of a wave: processes, and seconds that making and compiling may take; of a case: seconds that timing and profiling may.
+_WAVE, _PREPARE_S, _TURN_S = 38, 180.0, 40.0
 _POLL_S = 0.05
 CODES, CACHES = "compiled-sources.tar.gz", "caches"
 
@@ -75,7 +75,7 @@ def run(session: Session, options: Options) -> None:
         for wave in waves(waiting):
             if session.budget.left_s() < _TURN_S:
                 break
-            if wave[0].ranks > 1 and options.device == "cuda" and not daemon:
+            if wave[-1].ranks > 1 and options.device == "cuda" and not daemon:
                 daemon = stack.enter_context(mps())
             for started in _timed(session, options, wave, daemon):
                 if (row := _row_file(started)) is None:
@@ -116,30 +116,30 @@ def due(session: Session, options: Options) -> list[CompiledCase]:
 
 
 def waves(waiting: Sequence[CompiledCase]) -> list[list[CompiledCase]]:
-    """Cases that are made side by side: those that share a number of processes, cases of one rank apart from others."""
+    """Cases that wait for their turns side by side, those of several ranks last."""
     found: list[list[CompiledCase]] = []
-    for several in (False, True):
-        wave: list[CompiledCase] = []
-        for case in waiting:
-            if (case.ranks > 1) != several:
-                continue
-            if wave and sum(each.ranks for each in wave) + case.ranks > _WAVE:
-                found.append(wave)
-                wave = []
-            wave.append(case)
-        found += [wave] if wave else []
+    for case in sorted(waiting, key=lambda each: each.ranks > 1):
+        if not found or sum(each.ranks for each in found[-1]) + case.ranks > _WAVE:
+            found.append([])
+        found[-1].append(case)
     return found
 
 
 def _timed(session: Session, options: Options, wave: Sequence[CompiledCase], daemon: Mapping[str, str]) -> Iterator[Started]:
-    """Starts a wave, waits until all of it is ready, and gives one after the other its turn."""
+    """Starts a wave, as many at once as there are cores, waits until it is ready, and gives one after the other its turn."""
     folder = session.folder / "turns"
     folder.mkdir(exist_ok=True)
-    every = [_start(session, options, case, folder, daemon) for case in wave]
+    every: list[Started] = []
     try:
-        ends = time.monotonic() + min(_PREPARE_S, session.budget.left_s() / 2)
-        while time.monotonic() < ends and not all(each.file("ready").exists() or each.failed for each in every):
-            time.sleep(_POLL_S)
+        ends = time.monotonic() + min(_PREPARE_S, 0.6 * session.budget.left_s())
+        while time.monotonic() < ends:
+            busy = sum(each.case.ranks for each in every if not each.file("ready").exists() and not each.failed)
+            if len(every) < len(wave) and (not busy or busy + wave[len(every)].ranks <= len(os.sched_getaffinity(0))):
+                every.append(_start(session, options, wave[len(every)], folder, daemon))
+            elif len(every) == len(wave) and not busy:
+                break
+            else:
+                time.sleep(_POLL_S)
         for each in every:
             if each.file("ready").exists() and session.budget.left_s() > 0:
                 each.file("go").touch()
@@ -176,7 +176,7 @@ def _start(session: Session, options: Options, case: CompiledCase, folder: Path,
     )
     for rank in range(case.ranks):
         environment = {
-            **os.environ, **daemon, **layout.environment(rank), **QUIET, "MASTER_PORT": port,
+            **os.environ, **(daemon if case.ranks > 1 else {}), **layout.environment(rank), **QUIET, "MASTER_PORT": port,
             "TORCHINDUCTOR_CACHE_DIR": str(caches), "TORCHINDUCTOR_COMPILE_THREADS": "1",
         }  # fmt: skip
         if case.ranks == 1:

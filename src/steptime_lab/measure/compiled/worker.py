@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,8 @@ def _prepared(case: CompiledCase, group: Group, small: bool) -> tuple[dict[str, 
             "reserved_bytes": torch.cuda.max_memory_reserved() if cuda else 0,
         }  # fmt: skip
         steps[form] = step
+    if group.device.type == "cuda":
+        torch.cuda.empty_cache()  # for the others of the wave
     return rows, steps
 
 
@@ -124,7 +126,8 @@ def _onto_few_cores() -> None:
     """All threads of this process to the first cores, as a rank that is alone on a part of its host."""
     cores = sorted(os.sched_getaffinity(0))[:_CORES]
     for thread in Path("/proc/self/task").iterdir():
-        os.sched_setaffinity(int(thread.name), cores)
+        with suppress(OSError):  # one that has ended meanwhile
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 def _time(rows: dict[str, dict[str, Any]], steps: dict[str, Step], group: Group) -> None:
@@ -188,10 +191,19 @@ def _benchmarks_alone(file: Path) -> Iterator[None]:
         yield
         return
 
+    held = False
+
     def alone(self: Any, *arguments: Any, **options: Any) -> Any:
+        nonlocal held
+        if held:
+            return timed(self, *arguments, **options)
         with file.open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            return timed(self, *arguments, **options)
+            held = True
+            try:
+                return timed(self, *arguments, **options)
+            finally:
+                held = False
 
     kind.benchmark_gpu = alone  # type: ignore[method-assign]
     yield
