@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 JOB = "compiled"
 FORMS = EAGER, WITH = ("eager", "compiled")
 # Of a wave: processes, and seconds that making and compiling may take; of a case: seconds that timing and profiling may.
-_WAVE, _PREPARE_S, _TURN_S = 38, 180.0, 40.0
+_WAVE, _PREPARE_S, _TURN_S = 38, 240.0, 40.0
 _POLL_S = 0.05
 CODES, CACHES = "compiled-sources.tar.gz", "caches"
 
