@@ -92,20 +92,22 @@ def run(session: Session, options: Options) -> None:
 
 def names(_: Options) -> list[str]:
     """What `--only` may name: cases, architectures and modes."""
-    from steptime_lab.workloads.compiled import DEFAULT, GRAPHS, cases
+    from steptime_lab.workloads.compiled import DEFAULT, GRAPHS, HOST, cases
 
-    return [DEFAULT, GRAPHS, *{case.architecture: None for case in cases().values()}, *cases()]
+    return [DEFAULT, GRAPHS, HOST, *{case.architecture: None for case in cases().values()}, *cases()]
 
 
 def due(session: Session, options: Options) -> list[CompiledCase]:
     """Cases that were asked for and have no rows yet; of a trial, the first of each mode and number of ranks."""
-    from steptime_lab.workloads.compiled import cases
+    from steptime_lab.workloads.compiled import HOST, cases, host_cases
 
     done = session.store.done(COMPILED)
     wanted = set(options.only)
     result, seen = [], set()
-    for case in cases().values():
-        if case.ranks not in options.ranks or (wanted and not {case.name, case.architecture, case.mode} & wanted):
+    every = [*(host_cases().values() if HOST in wanted else ())]
+    every += [each for each in cases().values() if not wanted or {each.name, each.architecture, each.mode} & wanted]
+    for case in every:
+        if case.ranks not in options.ranks:
             continue
         kind = (case.mode, case.ranks)
         asked = {"name": case.name, "form": WITH, "share": case.ranks}

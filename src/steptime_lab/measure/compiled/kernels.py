@@ -11,13 +11,15 @@ from steptime_lab.measure.device_profile import NOT_WORK
 
 _MARGIN_S = 0.002
 MARK = "steptime_step"
+NOTHING: dict[str, Any] = {"kernel": None, "op": None, "stream": None, "kernel_ns": None}
+"""The columns where nothing was profiled."""
 _BEFORE = 2  # steps within the profile before the one that is read
 
 
 def profiled(step: Callable[[], None], group: Group) -> dict[str, Any]:
     """The columns of a row; empty where there is no device."""
     if group.device.type != "cuda":
-        return {"kernel": None, "op": None, "stream": None, "kernel_ns": None}
+        return NOTHING
     from torch.profiler import ProfilerActivity, profile, record_function
 
     group.barrier()

@@ -25,8 +25,8 @@ from steptime._calibrate.device.meter import Meter
 from steptime._calibrate.harness.conditions import gpus
 from steptime._calibrate.harness.group import Group, join, no_collector
 from steptime_lab.measure.compiled import FORMS, WITH
-from steptime_lab.measure.compiled.kernels import profiled
-from steptime_lab.workloads.compiled import CompiledCase, cases
+from steptime_lab.measure.compiled.kernels import NOTHING, profiled
+from steptime_lab.workloads.compiled import CompiledCase, cases, host_cases
 
 # Collectives take long and vary little from round to round.
 _ROUNDS, _ROUNDS_TOGETHER = 10, 6
@@ -46,7 +46,7 @@ Step = Callable[[], None]
 def main(plan: dict[str, Any]) -> None:
     """The case of a plan."""
     ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    case, group, small = cases()[plan["case"]], join(), bool(plan["small"])
+    case, group, small = {**cases(), **host_cases()}[plan["case"]], join(), bool(plan["small"])
     with _benchmarks_alone(Path(plan["locks"])):
         rows, steps = _prepared(case, group, small)
         group.barrier()
@@ -56,7 +56,7 @@ def main(plan: dict[str, Any]) -> None:
         with no_collector():
             _time(rows, steps, group)
         for form, step in steps.items():
-            rows[form] |= profiled(step, group)
+            rows[form] |= profiled(step, group) if case.profiled else NOTHING
     if group.rank == 0:
         _write(Path(plan["folder"]) / f"{case.name}.json", rows)
     group.barrier()

@@ -22,8 +22,12 @@ from steptime_lab.workloads.compiled.case import (
     WATCHED,
     CompiledCase,
 )  # fmt: skip
+from steptime_lab.workloads.compiled.host_parts import PARTS
 
-__all__ = ["DEFAULT", "GRAPHS", "CompiledCase", "Make", "Network", "Site", "architectures", "cases"]
+__all__ = ["DEFAULT", "GRAPHS", "HOST", "CompiledCase", "Make", "Network", "Site", "architectures", "cases", "host_cases"]
+
+HOST = "host"
+"""By which `host_cases` are asked for together."""
 
 _MODULES = ("language", "vision", "others")
 # architecture, precision, optimiser, mode, what is compiled; and where they differ from a plain step of one rank: more.
@@ -107,4 +111,15 @@ def cases() -> dict[str, CompiledCase]:
         name = "-".join(words)
         assert name not in found
         found[name] = CompiledCase(name, architectures()[architecture], precision, optimizer, mode, what, **more)  # type: ignore[arg-type]
+    return found
+
+
+@cache
+def host_cases() -> dict[str, CompiledCase]:
+    """What costs of hosts are fitted on, by name; none of them is one of `cases`."""
+    found = {}
+    for part, precision, optimizer, what, modes in PARTS:
+        for mode in modes:
+            name = "-".join([part.__name__, *(["graphs"] if mode == GRAPHS else [])])
+            found[name] = CompiledCase(name, part, precision, optimizer, mode, what, profiled=False)
     return found

@@ -54,6 +54,7 @@ class CompiledCase:
     layers: str = PLAIN
     times: float = 1.0  # so many times the architecture's own samples
     ranks: int = 1
+    profiled: bool = True  # whether its kernels are of interest
 
     @property
     def architecture(self) -> str:
