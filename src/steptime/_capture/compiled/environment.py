@@ -262,3 +262,4 @@ def fakes() -> Iterator[tuple[Any, str, Any]]:
     on_cuda = property(lambda self: CUDA if is_pretended(self) else _device.__get__(self))
     yield functional_tensor.FunctionalTensor, "device", on_cuda
     yield fake_tensor.FakeTensor, "is_meta", property(lambda self: self.device.type == "meta")
+    yield fake_tensor, "init_gpu_context", lambda *_: None  # there is no driver to wake

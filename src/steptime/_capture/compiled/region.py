@@ -28,6 +28,7 @@ from steptime.errors import InputError
 _TIMED = "max-autotune"
 _STEP = "_reporting.<locals>.run"  # of `watch`: around the step of an optimiser, which may be compiled
 _HERE = str(Path(__file__).parents[1])
+_CALLS_MODULES = __file__  # what it calls may have to be compiled
 _torch_compile = torch.compile
 _module_call: Any = torch.nn.Module.__call__
 
@@ -146,11 +147,14 @@ class Regions:
         from torch._dynamo import convert_frame  # noqa: PLC0415 (it takes seconds to import)
 
         convert = convert_frame.CatchErrorsWrapper.__call__
-        skipped = import_module("torch._dynamo.types").ConvertFrameReturn
+        types = import_module("torch._dynamo.types")
+        skipped, skip = types.ConvertFrameReturn, types.FrameAction.SKIP
+        left_alone = types.FrameExecStrategy(skip, skip)  # with all that it calls
 
         def converted(self_: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
-            if frame.f_code.co_filename.startswith(_HERE) and frame.f_code.co_qualname != _STEP:
-                return skipped()
+            file = frame.f_code.co_filename
+            if file.startswith(_HERE) and frame.f_code.co_qualname != _STEP:
+                return skipped() if file == _CALLS_MODULES else skipped(frame_exec_strategy=left_alone)
             try:
                 with self._environment.compiling(), warnings.catch_warnings():
                     warnings.filterwarnings("ignore", module=r"torch\.")
@@ -159,7 +163,7 @@ class Regions:
                 raise
             except Exception as error:
                 self.said[_failed(frame.f_code, error)] = None
-                return skipped()
+                return skipped(frame_exec_strategy=left_alone)
 
         yield convert_frame.CatchErrorsWrapper, "__call__", converted
         call = import_module("torch._inductor.output_code").CompiledFxGraph.__call__
