@@ -32,6 +32,10 @@ _TRITON_NEEDED = (
 )
 
 
+# Of Inductor's settings, those by which it would time kernels on the GPU. The last changes the sizes of blocks alone.
+_UNTIMED = dict.fromkeys(("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning"), False)
+
+
 class _HereOnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Tensors that the compiler makes for itself, to fold constants, lie on the CPU."""
 
@@ -52,9 +56,14 @@ class _HereOnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         del types
         kwargs = kwargs or {}
         device = kwargs.get("device")
-        if device is not None and device.type == "cuda":
+        if device is not None and device.type == "cuda" and not _faked():
             kwargs = {**kwargs, "device": torch.device("cpu")}
         return func(*args, **kwargs)
+
+
+def _faked() -> bool:
+    """Whether tensors are made without data: PyTorch asks the modes of users before its own."""
+    return any(isinstance(mode, fake_tensor.FakeTensorMode) for mode in _get_current_dispatch_mode_stack())
 
 
 def _here(function: Callable[..., Any], *args: Any) -> Any:
@@ -139,7 +148,7 @@ class Environment:
                 for owner, name, stand_in in self._stand_ins:
                     stack.enter_context(patch.object(owner, name, stand_in, create=True))
                 stack.enter_context(torch._functorch.config.patch(force_non_lazy_backward_lowering=True))
-                stack.enter_context(torch._inductor.config.patch(force_disable_caches=True, compile_threads=1))
+                stack.enter_context(torch._inductor.config.patch(force_disable_caches=True, compile_threads=1, **_UNTIMED))
                 set_torch_function_mode_stack([])
                 recording = torch._C._autograd._enable_record_function
                 recording(False)

@@ -26,11 +26,21 @@ from steptime._capture.log import TraceRange
 from steptime.errors import InputError
 
 _TIMED = "max-autotune"
-_STEP = "_reporting.<locals>.run"  # of `watch`: around the step of an optimiser, which may be compiled
+_TIMING = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise")
 _HERE = str(Path(__file__).parents[1])
-_CALLS_MODULES = __file__  # what it calls may have to be compiled
+# What these call may have to be compiled: `called`, and what `watch` has around the step of an optimiser.
+_TRANSPARENT = ("Regions.", "_reporting.")
 _torch_compile = torch.compile
 _module_call: Any = torch.nn.Module.__call__
+
+
+class Traced:
+    """What compiled code notes each time it runs."""
+
+    optimizer: Any = None  # whose step it has just taken
+
+
+traced = Traced()
 
 
 class Regions:
@@ -43,7 +53,6 @@ class Regions:
         self.said: dict[str, None] = {}  # what is to be said of the step
         self.mode = asked.get()
         self._by_script = False
-        self._steps: list[Any] = []  # optimisers whose step the function has that is called
         self.mark: Callable[[Any], None] = lambda _: None  # says that an optimiser has stepped
         self._inside = False  # a module that is compiled because it was asked for
         self._modules: WeakKeyDictionary[torch.nn.Module, Any] = WeakKeyDictionary()
@@ -58,29 +67,28 @@ class Regions:
         return self._compile(model, **options)
 
     def _compile(self, model: Any, **options: Any) -> Any:
-        _refuse(options)
         if model is flex_attention.flex_attention:
             return model  # which has a stand-in of its own
+        timed = _timed(options)
+        if timed:
+            self.said[timed] = None
+            return model
         self.prepare()
         with self._environment.compiling():
             compiled = _torch_compile(model, **options)
         return compiled if isinstance(model, torch.nn.Module | type) else self._marking(compiled)
 
     def _marking(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """A compiled function, which may step an optimiser: nobody sees that while it runs."""
-        stepped: list[Any] = []
+        """A compiled function, which may step an optimiser: nobody sees that where its graph has all of the step."""
 
         @wraps(compiled)
         def run(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():  # another one, of which it becomes a part
                 return compiled(*args, **kwargs)
-            before, self._steps = self._steps, stepped
-            try:
-                result = compiled(*args, **kwargs)
-            finally:
-                self._steps = before
-            for optimizer in stepped[-1:]:
-                self.mark(optimizer)
+            traced.optimizer = None
+            result = compiled(*args, **kwargs)
+            if traced.optimizer is not None:
+                self.mark(traced.optimizer)
             return result
 
         return run
@@ -128,14 +136,21 @@ class Regions:
             torch._dynamo.trace_rules.clear_lru_cache()  # which may hold what was pretended
 
     def _resuming(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Optimisers make their state while their step is traced, and so are known to be part of what is compiled."""
+        """Optimisers make their state while their step is traced."""
 
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
-                self._steps.append(args[0])
             with self._environment.resumed():
                 return function(*args, **kwargs)
+
+        return run
+
+    def _put_back(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Code of a graph is written when it is first called: it names what PyTorch knows by identity."""
+
+        def run(*args: Any) -> Any:
+            with self._environment.put_back():
+                return function(*args)
 
         return run
 
@@ -153,8 +168,9 @@ class Regions:
 
         def converted(self_: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
             file = frame.f_code.co_filename
-            if file.startswith(_HERE) and frame.f_code.co_qualname != _STEP:
-                return skipped() if file == _CALLS_MODULES else skipped(frame_exec_strategy=left_alone)
+            if file.startswith(_HERE):
+                through = frame.f_code.co_qualname.startswith(_TRANSPARENT)
+                return skipped() if through else skipped(frame_exec_strategy=left_alone)
             try:
                 with self._environment.compiling(), warnings.catch_warnings():
                     warnings.filterwarnings("ignore", module=r"torch\.")
@@ -166,6 +182,8 @@ class Regions:
                 return skipped(frame_exec_strategy=left_alone)
 
         yield convert_frame.CatchErrorsWrapper, "__call__", converted
+        lazy = import_module("torch.fx._lazy_graph_module")._LazyGraphModule
+        yield lazy, "_real_recompile", self._put_back(lazy._real_recompile)
         call = import_module("torch._inductor.output_code").CompiledFxGraph.__call__
         yield import_module("torch._inductor.output_code").CompiledFxGraph, "__call__", _ranged(call)
 
@@ -198,13 +216,16 @@ def _ranged(call: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _refuse(options: dict[str, Any]) -> None:
-    mode = options.get("mode")
-    if isinstance(mode, str) and mode.startswith(_TIMED):
-        raise InputError(
-            f'torch.compile(mode="{mode}") picks its kernels by timing them on the GPU, which no capture can foresee; '
-            f"{' and '.join(repr(each) for each in MODES)} are captured"
-        )
+def _timed(options: dict[str, Any]) -> str:
+    """What is said where kernels would be picked by timing them, which no capture can foresee; "" where they are not."""
+    mode, more = options.get("mode"), options.get("options") or {}
+    asked = f'mode="{mode}"' if isinstance(mode, str) and mode.startswith(_TIMED) else ""
+    asked = asked or next((f'options={{"{name}": True}}' for name in _TIMING if more.get(name)), "")
+    others = " or ".join(f'"{each}"' for each in MODES)
+    return asked and (
+        f"torch.compile({asked}) picks its kernels by timing them on the GPU, which no capture can foresee: what it is given is "
+        f"taken as run eagerly; mode={others} is captured"
+    )
 
 
 def _failed(code: Any, error: Exception) -> str:
