@@ -169,7 +169,7 @@ def test_a_loop_is_followed_by_steps_that_are_compiled(kind: Any) -> None:
     def loop() -> None:
         model, x = mlp(), torch.randn(32, WIDTH, device="cuda")
         optimizer = kind(model.parameters())
-        update = torch.compile(lambda: optimizer.step())
+        update: Any = torch.compile(optimizer.step)
         for _ in range(6):
             model(x).square().mean().backward()
             update()

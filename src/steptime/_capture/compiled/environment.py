@@ -22,6 +22,7 @@ from torch._subclasses import fake_tensor, functional_tensor, meta_utils
 from torch.fx.experimental import proxy_tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 
+from steptime._capture.compiled.modes import spent
 from steptime._capture.layouts import cudnn_format
 from steptime._capture.tensors import CUDA, is_pretended
 from steptime.errors import InputError
@@ -33,7 +34,9 @@ _TRITON_NEEDED = (
 
 
 # Of Inductor's settings, those by which it would time kernels on the GPU. The last changes the sizes of blocks alone.
-_UNTIMED = dict.fromkeys(("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning"), False)
+_UNTIMED: dict[str, Any] = dict.fromkeys(
+    ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning"), False
+)
 
 
 class _HereOnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -141,6 +144,7 @@ class Environment:
         self._modes, self._function_modes = _get_current_dispatch_mode_stack(), modes
         try:
             with ExitStack() as stack:
+                stack.enter_context(spent.compiling())
                 stack.enter_context(_disable_current_modes())
                 stack.enter_context(_HereOnCpu())  # type: ignore[no-untyped-call]
                 stack.enter_context(self.put_back())
@@ -148,7 +152,8 @@ class Environment:
                 for owner, name, stand_in in self._stand_ins:
                     stack.enter_context(patch.object(owner, name, stand_in, create=True))
                 stack.enter_context(torch._functorch.config.patch(force_non_lazy_backward_lowering=True))
-                stack.enter_context(torch._inductor.config.patch(force_disable_caches=True, compile_threads=1, **_UNTIMED))
+                settings = {"force_disable_caches": True, "compile_threads": 1, **_UNTIMED}
+                stack.enter_context(torch._inductor.config.patch(settings))
                 set_torch_function_mode_stack([])
                 recording = torch._C._autograd._enable_record_function
                 recording(False)

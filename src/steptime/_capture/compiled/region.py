@@ -6,6 +6,8 @@ fails, the frame runs eagerly and is named.
 
 from __future__ import annotations
 
+import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,6 +32,7 @@ _TIMING = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise")
 _HERE = str(Path(__file__).parents[1])
 # What these call may have to be compiled: `called`, and what `watch` has around the step of an optimiser.
 _TRANSPARENT = ("Regions.", "_reporting.")
+_TORCH = str(Path(torch.__file__).parent)
 _torch_compile = torch.compile
 _module_call: Any = torch.nn.Module.__call__
 
@@ -49,7 +52,8 @@ class Regions:
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self._stack = ExitStack()
-        self._ready = False
+        self._ready = self._busy = False
+        self._silence = ""
         self.said: dict[str, None] = {}  # what is to be said of the step
         self.mode = asked.get()
         self._by_script = False
@@ -74,9 +78,26 @@ class Regions:
             self.said[timed] = None
             return model
         self.prepare()
+        self._idle()
         with self._environment.compiling():
             compiled = _torch_compile(model, **options)
         return compiled if isinstance(model, torch.nn.Module | type) else self._marking(compiled)
+
+    def _idle(self, reason: str = "") -> None:
+        """Says that nothing was compiled, as long as this is so."""
+        if not self._busy:
+            self.said.pop(self._silence, None)
+            self._silence = f"torch.compile: PyTorch's compiler found nothing that it compiles{reason}; taken as run eagerly"
+            self.said[self._silence] = None
+
+    def _converted(self, frame: Any, result: Any) -> None:
+        """The compiler has seen a frame."""
+        if result.guarded_code is not None and not self._busy:
+            self._busy = True
+            self.said.pop(self._silence, None)
+        elif not frame.f_code.co_filename.startswith(_TORCH):
+            reasons = list(torch._dynamo.utils.counters["graph_break"])
+            self._idle(f" ({reasons[-1].strip().splitlines()[0][:120]})" if reasons else "")
 
     def _marking(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """A compiled function, which may step an optimiser: nobody sees that where its graph has all of the step."""
@@ -132,6 +153,8 @@ class Regions:
         for optimizer in _optimizers():
             self._stack.enter_context(patch.object(optimizer, "_init_group", self._resuming(optimizer._init_group)))
         self._stack.callback(_forgotten)
+        if "TORCH_LOGS" not in os.environ:
+            self._stack.enter_context(_quiet())
         with self._environment.compiling():
             torch._dynamo.trace_rules.clear_lru_cache()  # which may hold what was pretended
 
@@ -174,7 +197,9 @@ class Regions:
             try:
                 with self._environment.compiling(), warnings.catch_warnings():
                     warnings.filterwarnings("ignore", module=r"torch\.")
-                    return convert(self_, frame, *args, **kwargs)
+                    result = convert(self_, frame, *args, **kwargs)
+                self._converted(frame, result)
+                return result
             except InputError:
                 raise
             except Exception as error:
@@ -186,6 +211,20 @@ class Regions:
         yield lazy, "_real_recompile", self._put_back(lazy._real_recompile)
         call = import_module("torch._inductor.output_code").CompiledFxGraph.__call__
         yield import_module("torch._inductor.output_code").CompiledFxGraph, "__call__", _ranged(call)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """While it lasts, the compiler warns of nothing: what it has to say is how to write the script."""
+    loggers = [logging.getLogger(name) for name in ("torch._dynamo", "torch._inductor")]
+    levels = [each.level for each in loggers]
+    for each in loggers:
+        each.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for each, level in zip(loggers, levels, strict=True):
+            each.setLevel(level)
 
 
 def _optimizers() -> list[Any]:
@@ -223,12 +262,14 @@ def _timed(options: dict[str, Any]) -> str:
     asked = asked or next((f'options={{"{name}": True}}' for name in _TIMING if more.get(name)), "")
     others = " or ".join(f'"{each}"' for each in MODES)
     return asked and (
-        f"torch.compile({asked}) picks its kernels by timing them on the GPU, which no capture can foresee: what it is given is "
-        f"taken as run eagerly; mode={others} is captured"
+        f"torch.compile({asked}) picks its kernels by timing them on the GPU, which no capture can foresee: what it is "
+        f"given is taken as run eagerly; mode={others} is captured"
     )
 
 
 def _failed(code: Any, error: Exception) -> str:
+    while error.__cause__ is not None and isinstance(error.__cause__, Exception):
+        error = error.__cause__  # the compiler's own words around it say less
     reason = str(error).strip().splitlines()
     first = reason[0][:160] if reason else type(error).__name__
     where = f"{Path(code.co_filename).name}:{code.co_firstlineno} ({code.co_name})"
