@@ -22,7 +22,6 @@ from steptime._ops.generated import GeneratedKernel
 from steptime._ops.table import op_table
 from steptime._program.program import Program, tensors_in
 from steptime._program.workload import Workload
-from steptime.errors import InputError
 
 WIDTH = 64
 
@@ -131,9 +130,54 @@ def test_functions_and_modules_in_place_are_compiled_too() -> None:
         assert generated(captured(make))
 
 
-def test_what_is_chosen_by_timing_is_refused() -> None:
-    with pytest.raises(InputError, match=r"max-autotune.*timing"):
-        captured(lambda: stepping(torch.compile(mlp(), mode="max-autotune")))
+@pytest.mark.parametrize("asked", [{"mode": "max-autotune"}, {"options": {"max_autotune": True}}])
+def test_what_is_chosen_by_timing_is_said_and_taken_as_run_eagerly(asked: dict[str, Any]) -> None:
+    program, said = captured_step(lambda: stepping(torch.compile(mlp(), **asked)))
+    assert not generated(program)
+    (line,) = said
+    assert "timing" in line
+    assert 'mode="default"' in line
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "cudagraphs"])
+def test_backends_without_kernels_of_their_own_are_captured(backend: str) -> None:
+    class Placed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.arange(WIDTH, device=x.device)
+
+    names = op_table(captured(lambda: stepping(torch.compile(nn.Sequential(mlp(), Placed()), backend=backend)))).names
+    assert "aten::native_layer_norm" in names or "aten::layer_norm" in names
+    assert any(name.startswith("cudagraph:") for name in names) == (backend == "cudagraphs")
+
+
+class Plain(torch.optim.Optimizer):
+    """As users write them: PyTorch puts no graph break around its step."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for each in group["params"]:
+                if each.grad is not None:
+                    each.add_(each.grad, alpha=-group["lr"])
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, Plain])
+def test_a_loop_is_followed_by_steps_that_are_compiled(kind: Any) -> None:
+    def loop() -> None:
+        model, x = mlp(), torch.randn(32, WIDTH, device="cuda")
+        optimizer = kind(model.parameters())
+        update: Any = torch.compile(optimizer.step)
+        for _ in range(6):
+            model(x).square().mean().backward()
+            update()
+            optimizer.zero_grad()
+
+    program, said = captured_step(loop)
+    assert generated(program)
+    assert any("optimiser step 3" in each for each in said)
 
 
 def test_a_step_that_compiles_nothing_can_be_asked_to() -> None:

@@ -27,11 +27,20 @@ from torch.distributed import device_mesh, distributed_c10d
 
 from steptime._capture.answers import remembered
 from steptime._capture.capture import program_of_one
-from steptime._capture.compiled.modes import compiled_as
+from steptime._capture.compiled.modes import compiled_as, spent
 from steptime._capture.device import pretended
 from steptime._capture.letters import MissingLetterError
 from steptime._capture.log import CommLog
-from steptime._capture.outcome import CALLS, LAUNCHER, LETTER, PROGRAM, Outcome, ScriptTask
+from steptime._capture.outcome import (
+    CALLS,
+    COMPILING,
+    LAUNCHER,
+    LETTER,
+    LONGEST_COMPILING,
+    PROGRAM,
+    Outcome,
+    ScriptTask,
+)
 from steptime._capture.record import Recorder
 from steptime._capture.refusals import failure, innermost_line
 from steptime._capture.vision_ops import declared_when_imported
@@ -158,10 +167,17 @@ class Child:
                 stream.flush()
         os._exit(0)
 
+    def _compiling_s(self) -> float:
+        """What PyTorch's compiler has taken, which is none of the script's time."""
+        seconds = spent.seconds()
+        if seconds:
+            (self.folder / COMPILING).touch()
+        return min(seconds, LONGEST_COMPILING * self.task.limit_s)
+
     def guard(self, began_s: float) -> None:
         """Ends the process at its limit, with what was seen, and all that it started where its parent is gone."""
         parent, main = os.getppid(), threading.main_thread().ident
-        while time.monotonic() - began_s < self.task.limit_s:
+        while time.monotonic() - began_s < self.task.limit_s + self._compiling_s():
             time.sleep(_OFTEN_S)
             if os.getppid() != parent:
                 os.killpg(0, signal.SIGKILL)

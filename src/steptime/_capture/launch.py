@@ -17,7 +17,16 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from steptime._capture.outcome import CALLS, LAUNCHER, LETTER, PROGRAM, Outcome, ScriptTask
+from steptime._capture.outcome import (
+    CALLS,
+    COMPILING,
+    LAUNCHER,
+    LETTER,
+    LONGEST_COMPILING,
+    PROGRAM,
+    Outcome,
+    ScriptTask,
+)
 from steptime._capture.turns import in_turn, many_stages, said_of_stages
 from steptime._program.load import load
 from steptime._program.program import MOST_RANKS, Program
@@ -25,7 +34,7 @@ from steptime._program.workload import Description, Workload, fixed
 from steptime.errors import InputError
 
 LIMIT_S = 120.0
-"""How long a script may run before its steady iteration is found, if nothing else is said."""
+"""How long a script may run before its steady iteration is found, compiling not counted, if nothing else is said."""
 
 MOST_CAPTURED = 64
 """Ranks that are run one by one where they differ."""
@@ -236,9 +245,7 @@ def _ended(task: ScriptTask, folder: Path) -> Outcome:
         stdin=subprocess.DEVNULL, stdout=2, env=environment, start_new_session=True,
     )  # fmt: skip
     try:
-        code: int | None = process.wait(task.limit_s + _GRACE_S)
-    except subprocess.TimeoutExpired:
-        code = None
+        code = _waited(process, task.limit_s, folder)
     finally:
         _end_all(process)
     outcome = Outcome.read(folder)
@@ -248,6 +255,16 @@ def _ended(task: ScriptTask, folder: Path) -> Outcome:
         raise InputError(f"{task.name}: had to be ended after {task.limit_s:g} s, busy in something that cannot be interrupted")
     died = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     raise InputError(f"{task.name}: its process ended by itself ({died}) before an iteration was found")
+
+
+def _waited(process: subprocess.Popen[bytes], limit_s: float, folder: Path) -> int | None:
+    """The exit code of a process that ends itself in time, else none."""
+    for _ in range(1 + LONGEST_COMPILING):
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(limit_s + _GRACE_S)
+        if not (folder / COMPILING).exists():
+            break
+    return None
 
 
 def _end_all(process: subprocess.Popen[bytes]) -> None:

@@ -8,6 +8,12 @@ from pathlib import Path
 from typing import Any
 
 TASK, OUTCOME, PROGRAM, CALLS = "task.json", "outcome.json", "program.json", "calls.txt"
+COMPILING = "compiling"
+"""A file that is there once PyTorch's compiler has been at work, which takes none of a script's time."""
+
+LONGEST_COMPILING = 4
+"""So many times its own limit the compiler may take."""
+
 LETTER = "letter"
 """Why a rank has to be run again: it waits for an object that another one sends."""
 

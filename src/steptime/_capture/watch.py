@@ -249,7 +249,8 @@ def _marked_step(method: Callable[[Any], None]) -> Callable[[Any], None]:
 def _reporting(step: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(step)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # what is traced, not run
+        if torch.compiler.is_compiling():  # what is traced, and runs without this function
+            region.traced.optimizer = self
             return step(self, *args, **kwargs)
         if _watch is None:
             return step(self, *args, **kwargs)

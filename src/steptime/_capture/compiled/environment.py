@@ -22,6 +22,7 @@ from torch._subclasses import fake_tensor, functional_tensor, meta_utils
 from torch.fx.experimental import proxy_tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 
+from steptime._capture.compiled.modes import spent
 from steptime._capture.layouts import cudnn_format
 from steptime._capture.tensors import CUDA, is_pretended
 from steptime.errors import InputError
@@ -29,6 +30,12 @@ from steptime.errors import InputError
 _TRITON_NEEDED = (
     "torch.compile: PyTorch's compiler writes its kernels for Triton, which is not installed here; pip install triton "
     "(no GPU is needed), or take the step as run eagerly with --compile off"
+)
+
+
+# Of Inductor's settings, those by which it would time kernels on the GPU. The last changes the sizes of blocks alone.
+_UNTIMED: dict[str, Any] = dict.fromkeys(
+    ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning"), False
 )
 
 
@@ -52,9 +59,14 @@ class _HereOnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         del types
         kwargs = kwargs or {}
         device = kwargs.get("device")
-        if device is not None and device.type == "cuda":
+        if device is not None and device.type == "cuda" and not _faked():
             kwargs = {**kwargs, "device": torch.device("cpu")}
         return func(*args, **kwargs)
+
+
+def _faked() -> bool:
+    """Whether tensors are made without data: PyTorch asks the modes of users before its own."""
+    return any(isinstance(mode, fake_tensor.FakeTensorMode) for mode in _get_current_dispatch_mode_stack())
 
 
 def _here(function: Callable[..., Any], *args: Any) -> Any:
@@ -132,6 +144,7 @@ class Environment:
         self._modes, self._function_modes = _get_current_dispatch_mode_stack(), modes
         try:
             with ExitStack() as stack:
+                stack.enter_context(spent.compiling())
                 stack.enter_context(_disable_current_modes())
                 stack.enter_context(_HereOnCpu())  # type: ignore[no-untyped-call]
                 stack.enter_context(self.put_back())
@@ -139,7 +152,8 @@ class Environment:
                 for owner, name, stand_in in self._stand_ins:
                     stack.enter_context(patch.object(owner, name, stand_in, create=True))
                 stack.enter_context(torch._functorch.config.patch(force_non_lazy_backward_lowering=True))
-                stack.enter_context(torch._inductor.config.patch(force_disable_caches=True, compile_threads=1))
+                settings = {"force_disable_caches": True, "compile_threads": 1, **_UNTIMED}
+                stack.enter_context(torch._inductor.config.patch(settings))
                 set_torch_function_mode_stack([])
                 recording = torch._C._autograd._enable_record_function
                 recording(False)
@@ -262,3 +276,4 @@ def fakes() -> Iterator[tuple[Any, str, Any]]:
     on_cuda = property(lambda self: CUDA if is_pretended(self) else _device.__get__(self))
     yield functional_tensor.FunctionalTensor, "device", on_cuda
     yield fake_tensor.FakeTensor, "is_meta", property(lambda self: self.device.type == "meta")
+    yield fake_tensor, "init_gpu_context", lambda *_: None  # there is no driver to wake

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,3 +25,28 @@ def compiled_as(mode: str | None) -> Iterator[None]:
         yield
     finally:
         asked.reset(token)
+
+
+class Spent:
+    """How long PyTorch's compiler has been at work in this process."""
+
+    def __init__(self) -> None:
+        self._done_s = 0.0
+        self._since_s: float | None = None
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """While it lasts, it is."""
+        self._since_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._done_s, self._since_s = self.seconds(), None
+
+    def seconds(self) -> float:
+        """So far."""
+        since_s = self._since_s
+        return self._done_s + (0.0 if since_s is None else time.monotonic() - since_s)
+
+
+spent = Spent()

@@ -6,6 +6,8 @@ fails, the frame runs eagerly and is named.
 
 from __future__ import annotations
 
+import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,10 +28,22 @@ from steptime._capture.log import TraceRange
 from steptime.errors import InputError
 
 _TIMED = "max-autotune"
-_STEP = "_reporting.<locals>.run"  # of `watch`: around the step of an optimiser, which may be compiled
+_TIMING = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise")
 _HERE = str(Path(__file__).parents[1])
+# What these call may have to be compiled: `called`, and what `watch` has around the step of an optimiser.
+_TRANSPARENT = ("Regions.", "_reporting.")
+_TORCH = str(Path(torch.__file__).parent)
 _torch_compile = torch.compile
 _module_call: Any = torch.nn.Module.__call__
+
+
+class Traced:
+    """What compiled code notes each time it runs."""
+
+    optimizer: Any = None  # whose step it has just taken
+
+
+traced = Traced()
 
 
 class Regions:
@@ -38,11 +52,11 @@ class Regions:
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self._stack = ExitStack()
-        self._ready = False
+        self._ready = self._busy = False
+        self._silence = ""
         self.said: dict[str, None] = {}  # what is to be said of the step
         self.mode = asked.get()
         self._by_script = False
-        self._steps: list[Any] = []  # optimisers whose step the function has that is called
         self.mark: Callable[[Any], None] = lambda _: None  # says that an optimiser has stepped
         self._inside = False  # a module that is compiled because it was asked for
         self._modules: WeakKeyDictionary[torch.nn.Module, Any] = WeakKeyDictionary()
@@ -57,29 +71,45 @@ class Regions:
         return self._compile(model, **options)
 
     def _compile(self, model: Any, **options: Any) -> Any:
-        _refuse(options)
         if model is flex_attention.flex_attention:
             return model  # which has a stand-in of its own
+        timed = _timed(options)
+        if timed:
+            self.said[timed] = None
+            return model
         self.prepare()
+        self._idle()
         with self._environment.compiling():
             compiled = _torch_compile(model, **options)
         return compiled if isinstance(model, torch.nn.Module | type) else self._marking(compiled)
 
+    def _idle(self, reason: str = "") -> None:
+        """Says that nothing was compiled, as long as this is so."""
+        if not self._busy:
+            self.said.pop(self._silence, None)
+            self._silence = f"torch.compile: PyTorch's compiler found nothing that it compiles{reason}; taken as run eagerly"
+            self.said[self._silence] = None
+
+    def _converted(self, frame: Any, result: Any) -> None:
+        """The compiler has seen a frame."""
+        if result.guarded_code is not None and not self._busy:
+            self._busy = True
+            self.said.pop(self._silence, None)
+        elif not frame.f_code.co_filename.startswith(_TORCH):
+            reasons = list(torch._dynamo.utils.counters["graph_break"])
+            self._idle(f" ({reasons[-1].strip().splitlines()[0][:120]})" if reasons else "")
+
     def _marking(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """A compiled function, which may step an optimiser: nobody sees that while it runs."""
-        stepped: list[Any] = []
+        """A compiled function, which may step an optimiser: nobody sees that where its graph has all of the step."""
 
         @wraps(compiled)
         def run(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():  # another one, of which it becomes a part
                 return compiled(*args, **kwargs)
-            before, self._steps = self._steps, stepped
-            try:
-                result = compiled(*args, **kwargs)
-            finally:
-                self._steps = before
-            for optimizer in stepped[-1:]:
-                self.mark(optimizer)
+            traced.optimizer = None
+            result = compiled(*args, **kwargs)
+            if traced.optimizer is not None:
+                self.mark(traced.optimizer)
             return result
 
         return run
@@ -123,18 +153,27 @@ class Regions:
         for optimizer in _optimizers():
             self._stack.enter_context(patch.object(optimizer, "_init_group", self._resuming(optimizer._init_group)))
         self._stack.callback(_forgotten)
+        if "TORCH_LOGS" not in os.environ:
+            self._stack.enter_context(_quiet())
         with self._environment.compiling():
             torch._dynamo.trace_rules.clear_lru_cache()  # which may hold what was pretended
 
     def _resuming(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Optimisers make their state while their step is traced, and so are known to be part of what is compiled."""
+        """Optimisers make their state while their step is traced."""
 
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
-                self._steps.append(args[0])
             with self._environment.resumed():
                 return function(*args, **kwargs)
+
+        return run
+
+    def _put_back(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Code of a graph is written when it is first called: it names what PyTorch knows by identity."""
+
+        def run(*args: Any) -> Any:
+            with self._environment.put_back():
+                return function(*args)
 
         return run
 
@@ -146,24 +185,46 @@ class Regions:
         from torch._dynamo import convert_frame  # noqa: PLC0415 (it takes seconds to import)
 
         convert = convert_frame.CatchErrorsWrapper.__call__
-        skipped = import_module("torch._dynamo.types").ConvertFrameReturn
+        types = import_module("torch._dynamo.types")
+        skipped, skip = types.ConvertFrameReturn, types.FrameAction.SKIP
+        left_alone = types.FrameExecStrategy(skip, skip)  # with all that it calls
 
         def converted(self_: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
-            if frame.f_code.co_filename.startswith(_HERE) and frame.f_code.co_qualname != _STEP:
-                return skipped()
+            file = frame.f_code.co_filename
+            if file.startswith(_HERE):
+                through = frame.f_code.co_qualname.startswith(_TRANSPARENT)
+                return skipped() if through else skipped(frame_exec_strategy=left_alone)
             try:
                 with self._environment.compiling(), warnings.catch_warnings():
                     warnings.filterwarnings("ignore", module=r"torch\.")
-                    return convert(self_, frame, *args, **kwargs)
+                    result = convert(self_, frame, *args, **kwargs)
+                self._converted(frame, result)
+                return result
             except InputError:
                 raise
             except Exception as error:
                 self.said[_failed(frame.f_code, error)] = None
-                return skipped()
+                return skipped(frame_exec_strategy=left_alone)
 
         yield convert_frame.CatchErrorsWrapper, "__call__", converted
+        lazy = import_module("torch.fx._lazy_graph_module")._LazyGraphModule
+        yield lazy, "_real_recompile", self._put_back(lazy._real_recompile)
         call = import_module("torch._inductor.output_code").CompiledFxGraph.__call__
         yield import_module("torch._inductor.output_code").CompiledFxGraph, "__call__", _ranged(call)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """While it lasts, the compiler warns of nothing: what it has to say is how to write the script."""
+    loggers = [logging.getLogger(name) for name in ("torch._dynamo", "torch._inductor")]
+    levels = [each.level for each in loggers]
+    for each in loggers:
+        each.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for each, level in zip(loggers, levels, strict=True):
+            each.setLevel(level)
 
 
 def _optimizers() -> list[Any]:
@@ -194,16 +255,21 @@ def _ranged(call: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _refuse(options: dict[str, Any]) -> None:
-    mode = options.get("mode")
-    if isinstance(mode, str) and mode.startswith(_TIMED):
-        raise InputError(
-            f'torch.compile(mode="{mode}") picks its kernels by timing them on the GPU, which no capture can foresee; '
-            f"{' and '.join(repr(each) for each in MODES)} are captured"
-        )
+def _timed(options: dict[str, Any]) -> str:
+    """What is said where kernels would be picked by timing them, which no capture can foresee; "" where they are not."""
+    mode, more = options.get("mode"), options.get("options") or {}
+    asked = f'mode="{mode}"' if isinstance(mode, str) and mode.startswith(_TIMED) else ""
+    asked = asked or next((f'options={{"{name}": True}}' for name in _TIMING if more.get(name)), "")
+    others = " or ".join(f'"{each}"' for each in MODES)
+    return asked and (
+        f"torch.compile({asked}) picks its kernels by timing them on the GPU, which no capture can foresee: what it is "
+        f"given is taken as run eagerly; mode={others} is captured"
+    )
 
 
 def _failed(code: Any, error: Exception) -> str:
+    while error.__cause__ is not None and isinstance(error.__cause__, Exception):
+        error = error.__cause__  # the compiler's own words around it say less
     reason = str(error).strip().splitlines()
     first = reason[0][:160] if reason else type(error).__name__
     where = f"{Path(code.co_filename).name}:{code.co_firstlineno} ({code.co_name})"

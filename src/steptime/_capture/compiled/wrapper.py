@@ -156,6 +156,10 @@ class _Graphs:
 
         return replay
 
+    def of_backend(self, model: Callable[..., Any], _: Any, static_input_idxs: Sequence[int], **options: Any) -> Any:
+        """The same as `backend="cudagraphs"` asks for it."""
+        return self.graphed(model, static_input_idxs, **options)
+
 
 def _with_state(op: Any, *args: Any, rng_state: Any = None, **kwargs: Any) -> Any:
     """An op that draws from a state that was kept: what it draws is nobody's concern."""
@@ -192,4 +196,6 @@ def replaced() -> Iterator[tuple[Any, str, Any]]:
     import_module("torch._prims.rng_prims")  # which makes them
     yield from ((torch.ops.higher_order, name, stand_in) for name, stand_in in _RANDOM.items())
     yield torch.cuda, "default_generators", (_Generator(),)
-    yield compile_fx, "cudagraphify", _Graphs().graphed
+    graphs = _Graphs()
+    yield compile_fx, "cudagraphify", graphs.graphed
+    yield import_module("torch._inductor.cudagraph_trees"), "cudagraphify_impl", graphs.of_backend
