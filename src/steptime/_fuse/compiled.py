@@ -34,14 +34,14 @@ _SIGNATURE = list(Ops.TYPES).index("signature")  # where a row of ops has it
 _LARGEST = 12  # kernels that are told about
 
 
-def checked_mode(mode: str, where: str = "--compile") -> str:
+def checked_mode(mode: object, where: str = "--compile") -> str:
     """A mode that is known; `off` is one too."""
-    if mode.startswith(_TUNED):
+    if isinstance(mode, str) and mode.startswith(_TUNED):
         raise InputError(
-            f"{where} {mode}: what it chooses is timed on the GPU while it compiles, so that nobody knows it before; "
-            f"expected {' or '.join(MODES)}"
+            f"{where} {mode}: this mode picks kernels by timing them on the GPU while it compiles, which cannot be predicted; "
+            f"use {' or '.join(MODES)}"
         )
-    if mode not in (*MODES, OFF):
+    if not isinstance(mode, str) or mode not in (*MODES, OFF):
         raise InputError(f"{where} {mode!r}: expected {', '.join(MODES)} or {OFF}")
     return mode
 
