@@ -292,14 +292,14 @@ class _Emitter:
         for op, count, nbytes in own:
             times[op.name] += count
             ops[op.name], saved[op.name] = len(op.rows), nbytes
-        largest = sorted(ops, key=lambda name: (-saved[name] * times[name], name))[:_LARGEST]
+        largest = sorted((name for name in ops if saved[name] > 0), key=lambda name: (-saved[name] * times[name], name))
         return CompiledProgram(
             program=result,
             eager_ops=sum(before[row] for row in eager),
             kernels=sum(counts[row] for _, row in generated),
             calls=sum(counts[row] for row in self._called) + sum(counts[row] for op, row in self._fused if not op.generated),
-            saved_bytes=sum(count * nbytes for _, count, nbytes in own),
-            largest=tuple(FusedKernel(name, ops[name], times[name], saved[name]) for name in largest),
+            saved_bytes=max(sum(count * nbytes for _, count, nbytes in own), 0),
+            largest=tuple(FusedKernel(name, ops[name], times[name], saved[name]) for name in largest[:_LARGEST]),
         )
 
     def _eager_bytes(self, rows: Iterable[int]) -> int:

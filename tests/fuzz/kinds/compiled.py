@@ -16,7 +16,7 @@ from typing import Any
 from tests.fuzz.case import Case, Content, Kind, damaged_json, damaged_text
 from tests.fuzz.kinds.nearby import near_text
 from tests.fuzz.kinds.transformers import CONFIGS, PLAIN, model, toml_lines
-from tests.fuzz.samples import DLRM, GPT, TASK
+from tests.fuzz.samples import DLRM, TASK
 from tests.program.mutations import BYTES, damage, retype
 from tests.support.mutated import mutated_number, mutated_tree, written_json
 
@@ -252,17 +252,20 @@ def source(draw: random.Random) -> Case:
     return Case(("describe", "kernel.py", "sizes.json", "--json"), files, command=_described)
 
 
-def _model(draw: random.Random) -> str | bytes:
+def _model(draw: random.Random) -> tuple[str | bytes, str]:
+    """A config and a platform that has enough GPUs for most."""
     if draw.random() < 0.3:
-        text = draw.choice((DLRM, TASK, GPT))
-        return text if draw.random() < 0.3 else damaged_text(draw, text)
-    return model(draw)
+        text = draw.choice((DLRM, TASK))
+        return text if draw.random() < 0.3 else damaged_text(draw, text), "2xh200-nvlink"
+    text = "\n".join(toml_lines({**PLAIN, **draw.choice(CONFIGS)})) if draw.random() < 0.3 else model(draw)
+    return text, draw.choice(("8xh200-nvlink", "16xh100-ib400", "8xa100-nvlink"))
 
 
 def config(draw: random.Random) -> Case:
     """A config with values changed, asked for as compiled."""
-    mode = draw.choice(_MODES) if draw.random() < 0.9 else draw.choice(_ODD_MODES)
-    machine = ("--platform", draw.choice(("8xh200-nvlink", "16xh100-ib400", "8xa100-nvlink", "2xh200-nvlink", "1xh200")))
+    mode = draw.choice(_MODES) if draw.random() < 0.95 else draw.choice(_ODD_MODES)
+    text, platform = _model(draw)
+    machine = ("--platform", platform if draw.random() < 0.95 else "1xh200")
     command = draw.choice(("predict",) * 6 + ("sweep", "plan"))
     more: tuple[str, ...] = ()
     if command == "sweep":
@@ -271,7 +274,7 @@ def config(draw: random.Random) -> Case:
     elif command == "plan":
         more = ("--pipeline", "1", "--tensor", "1", "--micro-batch", "16", "--recompute", "none")
     words = (command, "model.toml", *machine, f"--compile={mode}", *more, "--json")
-    return Case(words, {"model.toml": _model(draw)})
+    return Case(words, {"model.toml": text})
 
 
 def value(draw: random.Random) -> Case:
