@@ -17,6 +17,7 @@ from steptime._fuse.schedule import Group, scheduled
 from steptime._fuse.splits import Processors
 from steptime._hardware.device import DeviceLimits
 from steptime._models.kernels.from_ops import COLLECTIVE, COMPUTE, questions_of
+from steptime._ops.catalogue import ADDS_TO_KEPT
 from steptime._ops.compiled import Frame, frame_of
 from steptime._ops.generated import NAMES
 from steptime._ops.table import OpTable, op_table
@@ -238,10 +239,19 @@ class _Emitter:
             signature, sequence = int(ops.signature[each]), int(ops.sequence[each])
             self._moved[each] = self._write(self._program.names[int(ops.name[each])], each, inside, signature, sequence)
 
+    def _kept(self, row: int, parent: int) -> int:
+        """What a call is inside: of one that adds to what is kept, the op that says so."""
+        around = int(self._program.ops.parent[row])
+        if around < 0 or self._table.names[around] != ADDS_TO_KEPT:
+            return parent
+        ops = self._program.ops
+        return self._write(ADDS_TO_KEPT, around, parent, int(ops.signature[around]), int(ops.sequence[around]))
+
     def _group(self, group: Group, parent: int) -> None:
         numbers = (*group.nodes, *group.columns)
         if group.calls:
-            node, row = self._nodes[group.nodes[0]], len(self._rows)
+            node = self._nodes[group.nodes[0]]
+            parent, row = self._kept(node.row, parent), len(self._rows)
             self._called.append(row)
             self._stay(node.row, parent, whole=True)
             if node.signature is not None:
