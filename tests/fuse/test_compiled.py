@@ -194,7 +194,7 @@ def test_off_is_the_eager_step() -> None:
 @pytest.mark.parametrize(
     ("mode", "source", "why"),
     [
-        ("max-autotune", "gpt2.toml", "timed on the GPU"),
+        ("max-autotune", "gpt2.toml", "timing them on the GPU"),
         ("fast", "gpt2.toml", "expected default, reduce-overhead or off"),
         ("default", "../gpt_fsdp2_small", "a recording has the kernels that ran"),
         ("default", "../gpt_compiled", "compiled already"),

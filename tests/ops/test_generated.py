@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import math
 from functools import cache
 from pathlib import Path
@@ -159,3 +160,10 @@ def test_names_and_tensors_alone() -> None:
     assert (found.kind, found.extents) == ("reduction", (("x", 64), ("r0", 256)))
     assert [access.elements for access in found.accesses] == [64 * 256, 64]
     assert coarse("triton_poi_fused_add_0", [], []).elements == 1
+
+
+@pytest.mark.parametrize("damaged", [("m", [[0, 0, 17, []]]), ("m", [[0, 0, 4, [], 0, 1.5, 0, 0]]), ("f", [["exp", 1e9]])])
+def test_numbers_that_no_kernel_has_are_refused(damaged: tuple[str, object]) -> None:
+    content = json.loads(kernel("pointwise").text())
+    with pytest.raises(InputError, match="not a generated kernel's description"):
+        GeneratedKernel.read(json.dumps({**content, damaged[0]: damaged[1]}))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from steptime._ops.generated import LOAD, STORE, GeneratedKernel, kind_named
+from steptime._ops.generated import LOAD, STORE, GeneratedKernel, coarse, kind_named
 from steptime._ops.generated_calls import INNER, OUTER, kernel_called
 from steptime._program.load import load
 from steptime._program.program import Signature, Tensor, Value
+from steptime.errors import InputError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -93,3 +95,18 @@ def test_every_generated_kernel_of_a_recording_is_described() -> None:
             assert all(access.elements <= tensors[access.argument].numel for access in kernel.accesses)
             found += 1
     assert found > 300
+
+
+def test_a_description_that_its_tensors_contradict_is_refused() -> None:
+    one = tensor(1024)
+    for extent in (1 << 50, 0):
+        kernel = replace(coarse("triton_poi_fused_add_0", [one], [one]), extents=(("x", extent),))
+        with pytest.raises(InputError, match=r"triton_poi_fused_add_0: its description has .* its tensors have 2,048 elements"):
+            kernel_called(kernel.name, Signature(((one,), (one,), kernel.text())))
+
+
+def test_a_description_without_accesses_goes_by_its_tensors() -> None:
+    one = tensor(1024)
+    text = GeneratedKernel("triton_poi_fused_add_0").text()
+    kernel = kernel_called("triton_poi_fused_add_0", Signature(((one,), (one,), text)))
+    assert kernel == coarse("triton_poi_fused_add_0", [one], [one])

@@ -17,6 +17,7 @@ from steptime._fuse.schedule import Group, scheduled
 from steptime._fuse.splits import Processors
 from steptime._hardware.device import DeviceLimits
 from steptime._models.kernels.from_ops import COLLECTIVE, COMPUTE, questions_of
+from steptime._ops.catalogue import ADDS_TO_KEPT
 from steptime._ops.compiled import Frame, frame_of
 from steptime._ops.generated import NAMES
 from steptime._ops.table import OpTable, op_table
@@ -34,14 +35,14 @@ _SIGNATURE = list(Ops.TYPES).index("signature")  # where a row of ops has it
 _LARGEST = 12  # kernels that are told about
 
 
-def checked_mode(mode: str, where: str = "--compile") -> str:
+def checked_mode(mode: object, where: str = "--compile") -> str:
     """A mode that is known; `off` is one too."""
-    if mode.startswith(_TUNED):
+    if isinstance(mode, str) and mode.startswith(_TUNED):
         raise InputError(
-            f"{where} {mode}: what it chooses is timed on the GPU while it compiles, so that nobody knows it before; "
-            f"expected {' or '.join(MODES)}"
+            f"{where} {mode}: this mode picks kernels by timing them on the GPU while it compiles, which cannot be predicted; "
+            f"use {' or '.join(MODES)}"
         )
-    if mode not in (*MODES, OFF):
+    if not isinstance(mode, str) or mode not in (*MODES, OFF):
         raise InputError(f"{where} {mode!r}: expected {', '.join(MODES)} or {OFF}")
     return mode
 
@@ -238,10 +239,19 @@ class _Emitter:
             signature, sequence = int(ops.signature[each]), int(ops.sequence[each])
             self._moved[each] = self._write(self._program.names[int(ops.name[each])], each, inside, signature, sequence)
 
+    def _kept(self, row: int, parent: int) -> int:
+        """What a call is inside: of one that adds to what is kept, the op that says so."""
+        around = int(self._program.ops.parent[row])
+        if around < 0 or self._table.names[around] != ADDS_TO_KEPT:
+            return parent
+        ops = self._program.ops
+        return self._write(ADDS_TO_KEPT, around, parent, int(ops.signature[around]), int(ops.sequence[around]))
+
     def _group(self, group: Group, parent: int) -> None:
         numbers = (*group.nodes, *group.columns)
         if group.calls:
-            node, row = self._nodes[group.nodes[0]], len(self._rows)
+            node = self._nodes[group.nodes[0]]
+            parent, row = self._kept(node.row, parent), len(self._rows)
             self._called.append(row)
             self._stay(node.row, parent, whole=True)
             if node.signature is not None:
@@ -292,14 +302,14 @@ class _Emitter:
         for op, count, nbytes in own:
             times[op.name] += count
             ops[op.name], saved[op.name] = len(op.rows), nbytes
-        largest = sorted(ops, key=lambda name: (-saved[name] * times[name], name))[:_LARGEST]
+        largest = sorted((name for name in ops if saved[name] > 0), key=lambda name: (-saved[name] * times[name], name))
         return CompiledProgram(
             program=result,
             eager_ops=sum(before[row] for row in eager),
             kernels=sum(counts[row] for _, row in generated),
             calls=sum(counts[row] for row in self._called) + sum(counts[row] for op, row in self._fused if not op.generated),
-            saved_bytes=sum(count * nbytes for _, count, nbytes in own),
-            largest=tuple(FusedKernel(name, ops[name], times[name], saved[name]) for name in largest),
+            saved_bytes=max(sum(count * nbytes for _, count, nbytes in own), 0),
+            largest=tuple(FusedKernel(name, ops[name], times[name], saved[name]) for name in largest[:_LARGEST]),
         )
 
     def _eager_bytes(self, rows: Iterable[int]) -> int:

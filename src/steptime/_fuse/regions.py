@@ -22,9 +22,9 @@ _ACCUMULATES = "autograd::engine::evaluate_function: torch::autograd::Accumulate
 # What autograd and wrappers of modules do around what is compiled.
 _STAYS = re.compile(
     rf"^(?:FSDP::|{_ACCUMULATES}|torch::autograd::AccumulateGrad|c10d::|_?c10d_functional|record_param_comms"
-    r"|torch::distributed::)"
+    r"|torch::distributed::|torch\.distributed\.)"
 )
-_ENDS_GRAPH = ("FSDP::", _ACCUMULATES)
+_ENDS_GRAPH = ("FSDP::", "torch.distributed.ddp.", _ACCUMULATES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,8 @@ _CHEAP = (PLAIN, INDEX)
 _READ = 1 << 12
 # Larger ones are no addresses: numbers of 64 bits.
 _LARGEST = 1 << 63
+# No element is larger, and nothing that Inductor generates computes so many functions of one kind per element.
+_ITEM_BYTES, _FUNCTIONS = 16, 1e5
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,7 @@ def _read(text: str) -> GeneratedKernel:
             hint=_of(str, content["h"]),
             arguments=tuple((_of(str, name), _of(str, dtype)) for name, dtype in content["a"]),
             accesses=tuple(map(_access, content["m"])),
-            functions=tuple((_of(str, name), _share(count)) for name, count in content["f"]),
+            functions=tuple((_of(str, name), _share(count, _FUNCTIONS)) for name, count in content["f"]),
             reductions=_count(content["r"]),
             parts=_count(content["p"]),
             rows=_count(content["s"]),
@@ -215,10 +217,10 @@ def _access(value: Any) -> Access:
     return Access(
         kind=ACCESSES[_count(kind)],
         argument=_count(argument),
-        item_bytes=_count(item_bytes),
+        item_bytes=_count(item_bytes, _ITEM_BYTES),
         terms=tuple(Term(_axis(axis), _count(every), _count(extent), _whole(stride)) for axis, every, extent, stride in terms),
         indirect=bool(_count(indirect)),
-        share=_share(share),
+        share=_share(share, 1),
         loop=_count(loop),
         offset=_whole(offset),
     )
@@ -242,13 +244,13 @@ def _whole(value: Any) -> int:
     return value
 
 
-def _count(value: Any) -> int:
-    if _whole(value) < 0:
-        raise ValueError(f"{value!r} is less than nothing")
+def _count(value: Any, most: int = _LARGEST) -> int:
+    if not 0 <= _whole(value) <= most:
+        raise ValueError(f"{value!r} is out of range")
     return int(value)
 
 
-def _share(value: Any) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < _LARGEST:
-        raise ValueError(f"{value!r} is no share or number of operations")
+def _share(value: Any, most: float) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= most:
+        raise ValueError(f"{value!r} is no number from 0 to {most:g}")
     return float(value)

@@ -24,10 +24,12 @@ from steptime._ops.generated import (
     Access,
     GeneratedKernel,
     Term,
+    coarse,
     kind_named,
 )
 from steptime._program.program import Program, Signature, Tensor, Value, tensors_in
 from steptime._units import dtype_bytes
+from steptime.errors import InputError
 
 _REDUCES = (REDUCTION, PERSISTENT)
 INNER, OUTER = "INNER", "OUTER"  # Inductor's hints of reductions
@@ -35,6 +37,9 @@ INNER, OUTER = "INNER", "OUTER"  # Inductor's hints of reductions
 _FUSED = re.compile(r"^triton_\w*?fused_")
 _WORDS = re.compile(r"[a-z]+")
 _DERIVED = "generated kernel"
+# More iterations than this, and than so many for each element of its tensors, are a mistake: sums of random numbers, which read
+# nothing, have fewer.
+_ITERATIONS, _FOR_EACH = 1 << 34, 1 << 14
 
 
 def kernel_called(name: str, signature: Signature) -> GeneratedKernel | None:
@@ -83,10 +88,25 @@ def _has_text(signature: Signature) -> bool:
 
 def _called(name: str, inputs: Sequence[Value]) -> GeneratedKernel | None:
     if _has_text(Signature(tuple(inputs))):
-        return GeneratedKernel.read(str(inputs[2]))
+        kernel = _checked(GeneratedKernel.read(str(inputs[2])), tensors_in(inputs[:2]))
+        if kernel.accesses or kernel.kind == TEMPLATE:
+            return kernel
+        return coarse(kernel.name, tensors_in(inputs[0:1]), tensors_in(inputs[1:2]), kernel.kind)
     tensors = [tensor for tensor in tensors_in(inputs) if tensor.device != "cpu" and tensor.numel > 0]
     numbers = [value for value in inputs if isinstance(value, int) and not isinstance(value, bool) and value > 0]
     return as_recorded(name, tensors, numbers) if tensors and kind_named(name) != TEMPLATE else None
+
+
+def _checked(kernel: GeneratedKernel, tensors: Sequence[Tensor]) -> GeneratedKernel:
+    """A description that its tensors do not contradict: from any other, times come out that mean nothing."""
+    sizes = [tensor.numel for tensor in tensors]
+    most = max(_ITERATIONS, _FOR_EACH * sum(sizes))
+    if kernel.elements <= most and (kernel.elements or not all(sizes)):
+        return kernel
+    raise InputError(
+        f"{kernel.name}: its description has {kernel.elements:,} iterations, but its tensors have {sum(sizes):,} elements; "
+        "the description is damaged, capture the step again"
+    )
 
 
 def as_recorded(name: str, tensors: Sequence[Tensor], numbers: Sequence[int]) -> GeneratedKernel:

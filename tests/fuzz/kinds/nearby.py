@@ -29,7 +29,7 @@ _SIZES = {
 _BETWEEN = tuple(step / 10 * NEARBY for step in range(-10, 11) if step)
 
 
-def _near(draw: random.Random, text: str) -> str:
+def near_text(draw: random.Random, text: str) -> str:
     """A text in which one number that can be is changed by up to two percent; whole numbers stay whole."""
     tokens = [token for token in _NUMBER.finditer(text) if _scaled(token[0], NEARBY) != token[0]]
     token = draw.choice(tokens)
@@ -52,7 +52,7 @@ def _changed(words: tuple[str, ...], files: dict[str, Content], name: str, near:
 
 def dlrm(draw: random.Random) -> Case:
     text = draw.choice((DLRM, BUSY_DLRM, TASK))
-    return _changed((*_DLRM, "--json"), {"model.toml": text}, "model.toml", _near(draw, text))
+    return _changed((*_DLRM, "--json"), {"model.toml": text}, "model.toml", near_text(draw, text))
 
 
 def transformer(draw: random.Random) -> Case:
@@ -60,7 +60,7 @@ def transformer(draw: random.Random) -> Case:
     text = BUSY_GPT
     if draw.random() < 0.7:
         text = "\n".join(toml_lines({**PLAIN, **_SIZES, **draw.choice(CONFIGS)}))
-    return _changed((*_GPT, "--json"), {"model.toml": text}, "model.toml", _near(draw, text))
+    return _changed((*_GPT, "--json"), {"model.toml": text}, "model.toml", near_text(draw, text))
 
 
 def _machine(option: str, name: str, texts: Callable[[], Sequence[str]]) -> Kind:
@@ -69,7 +69,7 @@ def _machine(option: str, name: str, texts: Callable[[], Sequence[str]]) -> Kind
     def kind(draw: random.Random) -> Case:
         text = draw.choice(texts())
         words, model = draw.choice(((_DLRM, BUSY_DLRM), (_DLRM, TASK), (_GPT, BUSY_GPT)))
-        return _changed((*words, option, name, "--json"), {"model.toml": model, name: text}, name, _near(draw, text))
+        return _changed((*words, option, name, "--json"), {"model.toml": model, name: text}, name, near_text(draw, text))
 
     return kind
 

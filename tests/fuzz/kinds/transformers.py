@@ -62,10 +62,11 @@ _MORE = (
 
 def transformer(draw: random.Random) -> Case:
     """A prediction of a config with none to three of its values changed, lost or added."""
-    return Case(("predict", "model.toml", "--platform", draw.choice(_PLATFORMS), "--json"), {"model.toml": _model(draw)})
+    return Case(("predict", "model.toml", "--platform", draw.choice(_PLATFORMS), "--json"), {"model.toml": model(draw)})
 
 
-def _model(draw: random.Random) -> str | bytes:
+def model(draw: random.Random) -> str | bytes:
+    """A config with none to three of its values changed, lost or added."""
     if draw.random() < 0.1:
         return damaged_text(draw, GPT)
     values: dict[str, Any] = json.loads(json.dumps({**PLAIN, **draw.choice(CONFIGS)}))

@@ -65,7 +65,7 @@ def traffic_of(kernel: GeneratedKernel, sizes: tuple[int, ...]) -> Traffic:
         size, loads = sizes[access.argument], access.kind == LOAD
         often = _iterations(kernel, access, total)
         reached = float(total * access.item_bytes if access.indirect else footprint(access))
-        reached = min(reached, max(size, SECTOR_BYTES)) if size else reached
+        reached = min(reached, max(size, SECTOR_BYTES) if size else total * SECTOR_BYTES)
         place = (access.terms, access.offset, access.indirect)
         again = loads and place in footprints[loads, access.argument]
         footprints[loads, access.argument][place] = reached
