@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from steptime._capture.recomputed import AFTER, AGAIN, parents
 from steptime._program.execution import ExecutionTrace, Node
 from steptime._program.nesting import ENGINE
 from steptime._program.program import DEFAULT_SWITCHES, Signature, Switches, Tensor, Value, tensors_in
@@ -80,7 +81,7 @@ class _Tree:
         self.rows: list[_Row] = []
         self._trace, self._notes = trace, notes
         self._children: dict[int, list[int]] = {-1: []}
-        for row, parent in enumerate(trace.parents):
+        for row, parent in enumerate(parents(trace)):
             self._children.setdefault(parent, []).append(row)
         for row in self._children[-1]:
             self._visit(row, -1)
@@ -96,7 +97,7 @@ class _Tree:
         elif node.name == HOST:
             # The op again, as the mode called it: what it is made of belongs to the op.
             inside = [child for again in inside for child in self._children.get(again, ())]
-        else:
+        elif node.name not in (AGAIN, AFTER):
             backward = node.name.startswith(ENGINE) or (parent >= 0 and self.rows[parent].backward)
             self.rows.append(_Row(node, node.name, parent, backward))
             parent = len(self.rows) - 1

@@ -33,8 +33,9 @@ from steptime._capture.compiled.environment import Environment
 from steptime._capture.compiled.region import available
 from steptime._capture.compiler import idle_compiler
 from steptime._capture.cuda_choices import chosen, scaled_dot_product_attention
-from steptime._capture.log import CommLog, Streams
+from steptime._capture.log import CommLog, Streams, TraceRange
 from steptime._capture.pinned import is_pinned, pin
+from steptime._capture.recomputed import AFTER, AGAIN
 from steptime._capture.switches import restored
 from steptime._capture.tensors import CUDA, META, is_pretended, is_wrapper, wrapped
 from steptime._hardware.device import reference_device
@@ -168,9 +169,25 @@ def pretended(log: CommLog, *, devices: int = 1) -> Iterator[Streams]:
         stack.enter_context(chosen())
         # It compares what is recomputed with what was there, and asks for devices where no mode is asked.
         stack.enter_context(patch.dict(checkpoint._allowed_determinism_checks_to_fns, {"default": _shape_and_dtype}))
+        stack.enter_context(patch.object(checkpoint, "_recomputation_hook", _Recomputation))
         stack.enter_context(patch.object(DeviceNames, "streams", streams))
         stack.enter_context(DeviceNames())
         yield streams
+
+
+class _Recomputation(checkpoint._recomputation_hook):
+    """A checkpoint computes again what it did not keep: within a range of its own, and before another."""
+
+    def __enter__(self) -> None:
+        self._range = TraceRange(AGAIN)
+        self._range.__enter__()
+        super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._range.__exit__(*error)
+        with TraceRange(AFTER):
+            pass
 
 
 def translated(device: Any) -> Any:

@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from steptime._capture import answers
 from steptime._capture.log import TraceRange
@@ -125,36 +126,94 @@ class _Generator(torch.Generator):
         return self
 
 
+class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Whether an op takes random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.any = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """One op; attention is marked as one that draws, and does only where it drops."""
+        del types
+        kwargs = kwargs or {}
+        if not self.any and torch.Tag.nondeterministic_seeded in func.tags:
+            given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | kwargs
+            self.any = given.get("dropout_p") != 0
+        return func(*args, **kwargs)
+
+
+class _Replayed:
+    """A graph as torch/_inductor/cudagraph_trees.py replays it: one call; before it, copies of inputs that are in no place of
+    their own, and the random generator's seed and offset where it draws.
+
+    What a graph made lies in the pool that all share, and is not copied for another.
+    """
+
+    def __init__(self, graphs: _Graphs, model: Callable[..., Any], static: Sequence[int]) -> None:
+        self._graphs, self._model, self._static = graphs, model, frozenset(static)
+        self._name = f"{GRAPH}{graphs.next()}"
+        self._kept: dict[int, torch.Tensor] = {}
+        self._state: tuple[torch.Tensor, ...] | None = None  # of the generator; None: not known yet
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        """One replay."""
+        moving = [place for place, each in enumerate(inputs) if place not in self._static and self._is_moving(each)]
+        for place in moving:
+            each = inputs[place]
+            if place not in self._kept or self._kept[place].shape != each.shape:
+                self._kept[place] = _taken(each.shape, each.stride(), each.dtype)
+        with torch.no_grad():
+            if moving:
+                torch._foreach_copy_([self._kept[place] for place in moving], [inputs[place].detach() for place in moving])
+            for number in self._state or ():
+                number.fill_(0)
+        given = [self._kept[place] if place in moving else each for place, each in enumerate(inputs)]
+        inputs.clear()
+        with TraceRange(self._name):
+            result = self._run(given)
+        self._graphs.made(self._name, result)
+        return result
+
+    def _run(self, given: list[Any]) -> Any:
+        if self._state is not None:
+            return self._model(given)
+        with _Draws() as draws:  # type: ignore[no-untyped-call]
+            result = self._model(given)
+        self._state = (_taken((), (), torch.int64), _taken((), (), torch.int64)) if draws.any else ()
+        return result
+
+    def _is_moving(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and is_pretended(value) and not self._graphs.hold(value)
+
+
 class _Graphs:
-    """Numbers the graphs of a process."""
+    """The graphs of a process, and what they made last."""
 
     def __init__(self) -> None:
         self._count = 0
+        self._made: dict[str, dict[int, StorageWeakRef]] = {}
+
+    def next(self) -> int:
+        """The number of a new one."""
+        self._count += 1
+        return self._count - 1
 
     def graphed(self, model: Callable[..., Any], static_input_idxs: Sequence[int] = (), **_: Any) -> Callable[..., Any]:
-        """In place of Inductor's CUDA graphs: inputs that are not static are copied, and one call replays the rest."""
-        number, self._count = self._count, self._count + 1
-        kept: dict[int, torch.Tensor] = {}
-        static = frozenset(static_input_idxs)
+        """In place of Inductor's CUDA graphs."""
+        return _Replayed(self, model, static_input_idxs)
 
-        def replay(inputs: list[Any]) -> Any:
-            moving = [
-                (place, each)
-                for place, each in enumerate(inputs)
-                if place not in static and isinstance(each, torch.Tensor) and is_pretended(each)
-            ]
-            for place, each in moving:
-                if place not in kept or kept[place].shape != each.shape:
-                    kept[place] = torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=CUDA)
-            if moving:
-                with torch.no_grad():
-                    torch._foreach_copy_([kept[place] for place, _ in moving], [each.detach() for _, each in moving])
-            given = [kept.get(place, each) for place, each in enumerate(inputs)]
-            inputs.clear()
-            with TraceRange(f"{GRAPH}{number}"):
-                return model(given)
+    def made(self, name: str, values: Any) -> None:
+        """Remembers what one made; references keep addresses of storages from being given again."""
+        storages = [each.untyped_storage() for each in values or () if isinstance(each, torch.Tensor) and is_pretended(each)]
+        self._made[name] = {each._cdata: StorageWeakRef(each) for each in storages}
 
-        return replay
+    def hold(self, value: torch.Tensor) -> bool:
+        """Whether a graph made this."""
+        address = value.untyped_storage()._cdata
+        return any(address in each for each in self._made.values())
 
     def of_backend(self, model: Callable[..., Any], _: Any, static_input_idxs: Sequence[int], **options: Any) -> Any:
         """The same as `backend="cudagraphs"` asks for it."""

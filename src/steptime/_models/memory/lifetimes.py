@@ -22,11 +22,12 @@ from steptime._models.memory.tensors import Extent, extents, without_wrappers
 from steptime._ops.catalogue import ADDS_TO_KEPT
 from steptime._ops.compiled import Frame, frame_of
 from steptime._ops.table import OpTable, op_table
-from steptime._program.program import Phase, Program
+from steptime._program.program import Phase, Program, Tensor
 from steptime._values import value_class
 
 BEFORE = -1
 _BUCKET_OP = "c10d::allreduce_"
+_COPY_OF_INPUTS = "aten::_foreach_copy_"
 _AUTOGRAD_NODE = "autograd::engine::evaluate_function"
 _DERIVATIVE = re.compile(r"^\w+Backward\d+$")  # nodes that are written in C++
 _COLLECTIVE_OPS = ("c10d::", "record_param_comms")
@@ -143,6 +144,10 @@ def storages_with(program: Program, beside: Iterable[tuple[int, int, int]]) -> t
         _outlast(life, table)
     _keep_in_formulas(lives.values(), table)
     pooled = graphed(table)
+    for name, row in _copied_for_graphs(table).items():
+        if (life := lives.get((name, BEFORE))) is not None:
+            life.born = row
+            pooled |= {row}
     taken_beside = (Storage(nbytes, row, dies, MemoryKind.TEMPORARIES, row in pooled) for row, dies, nbytes in beside if nbytes)
     return (*(life.storage(len(phases), pooled=life.born in pooled) for life in lives.values()), *taken_beside)
 
@@ -151,6 +156,21 @@ def graphed(table: OpTable) -> frozenset[int]:
     """Rows of ops inside CUDA graphs."""
     frames = (row for row, name in enumerate(table.names) if frame_of(name) is Frame.GRAPH)
     return frozenset(chain.from_iterable(range(row, table.last[row] + 1) for row in frames))
+
+
+def _copied_for_graphs(table: OpTable) -> dict[int, int]:
+    """Inputs that PyTorch copies before it replays a graph of its own -> where it does: their places are the graph's, which
+    takes them from its pool and gives them back once they are read."""
+    result: dict[int, int] = {}
+    for row, name in enumerate(table.names):
+        after, around = table.last[row] + 1, table.parents[row]
+        if name != _COPY_OF_INPUTS or after == len(table) or around < 0 or frame_of(table.names[around]) is None:
+            continue
+        if table.parents[after] == around and frame_of(table.names[after]) is Frame.GRAPH:
+            places = table.signatures[row].inputs[0]
+            assert isinstance(places, tuple)
+            result |= {each.storage: row for each in places if isinstance(each, Tensor) and each.storage is not None}
+    return result
 
 
 def _with_twins(lives: dict[tuple[int, int], _Life], twins: Mapping[int, int]) -> dict[tuple[int, int], _Life]:

@@ -307,12 +307,13 @@ def memory_of(workload: Workload, platform: Platform) -> dict[str, Any]:
             "rank": rank,
             "peak_bytes": result.device_bytes(workload.world_size, limits.share),
             "allocated_bytes": result.allocated,
+            "steady_allocated_bytes": result.steady_allocated,
             "reserved_bytes": result.reserved,
             "parts": {kind.value: nbytes for kind, nbytes in result.parts.items() if nbytes},
         })  # fmt: skip
     most = max(ranks, key=lambda of_rank: int(of_rank["peak_bytes"]))
     return {
-        **{key: most[key] for key in ("peak_bytes", "allocated_bytes", "reserved_bytes")},
+        **{key: most[key] for key in ("peak_bytes", "allocated_bytes", "steady_allocated_bytes", "reserved_bytes")},
         "capacity_bytes": capacity,
         "fits": most["peak_bytes"] <= capacity,
         "ranks": ranks,

@@ -44,7 +44,7 @@ class StepAnswer:
             low_ms=round(step.interval_ms[0], 4),
             high_ms=round(step.interval_ms[1], 4),
             device_ms=round(step.ranks[0].device_busy_ms, 4),
-            allocated_bytes=int(step.memory.get("allocated_bytes") or 0),
+            allocated_bytes=int(step.memory.get("steady_allocated_bytes") or 0),
             fallback=round(step.coverage.get("fallback", 0.0), 5),
             kinds=dict(sorted(kinds_in(step.timeline.cohorts[0].cohort.program).items())),
         )

@@ -1,6 +1,7 @@
 """What kind of kernel a launch is: one that Inductor generated, by its kind, or a library's, by the family of its op.
 
-Measured kernels are told apart by their names and, where they were not replayed in a CUDA graph, by the op around the launch.
+Kernels are told apart by the op around the launch, and by their names where there is none: in a CUDA graph, which one call
+launches as a whole. There what is measured and what is predicted is told apart by the same names.
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ _GENERATED = {
     "triton_spl_": "split scan", "triton_tem_": "template", "triton_mix_": "mixed order reduction",
 }  # fmt: skip
 GENERATED = "generated"
+_GRAPH_LAUNCH = "cudaGraphLaunch"
+# PyTorch's kernel for whatever is done to every element, in any op: a profile names the innermost op around it (a fill, a copy),
+# a captured step the outermost that needs one.
+_PLAIN = "elementwise_kernel"
+# What cuDNN's own build of CUTLASS calls every kernel; predicted works have no more of the name.
+_OF_CUDNN = "Kernel"
 _COPIES = re.compile(r"^(Memcpy|Memset)")
 _COLLECTIVES = re.compile(r"nccl", re.IGNORECASE)
 
@@ -34,8 +41,15 @@ def kind_of(kernel: str, op: str = "") -> str:
         return (WorkFamily.COPY if found[0] == "Memcpy" else WorkFamily.MEMSET).label
     if _COLLECTIVES.search(kernel):
         return WorkFamily.COMMUNICATION.label
+    if _PLAIN in kernel:
+        return WorkFamily.ELEMENTWISE.label
     by_op = op_family(op)
-    return (kernel_family(kernel) if by_op == WorkFamily.OTHER else by_op).label
+    return (_by_name(kernel) if by_op == WorkFamily.OTHER else by_op).label
+
+
+def _by_name(kernel: str) -> WorkFamily:
+    """The family of a kernel of which no op is known."""
+    return WorkFamily.CONVOLUTION if kernel == _OF_CUDNN else kernel_family(kernel)
 
 
 def kinds_of(kernels: Iterable[str], ops: Iterable[str]) -> Counter[str]:
@@ -55,7 +69,8 @@ def kinds_in(program: Program) -> Counter[str]:
         if WorkKind(kind) in _OF_WORK:
             found[_OF_WORK[WorkKind(kind)].label] += 1
             continue
-        op = int(program.calls.op[call]) if call >= 0 else -1
+        alone = call < 0 or program.names[program.calls.api[call]] == _GRAPH_LAUNCH
+        op = -1 if alone else int(program.calls.op[call])
         found[kind_of(program.names[name], _named(program, op))] += 1
     return found
 
