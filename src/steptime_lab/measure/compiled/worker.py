@@ -28,8 +28,8 @@ from steptime_lab.measure.compiled import FORMS, WITH
 from steptime_lab.measure.compiled.kernels import NOTHING, profiled
 from steptime_lab.workloads.compiled import CompiledCase, cases, host_cases
 
-# Collectives take long and vary little from round to round.
-_ROUNDS, _ROUNDS_TOGETHER = 10, 6
+# Collectives take long and vary little from round to round; of tiny steps there are many.
+_ROUNDS, _FEW_ROUNDS = 10, 6
 # A round takes so long at least, after steps that fill the queues; so many at most.
 _ROUND_S, _LEAD_S, _MOST = 0.08, 0.02, 400
 # Before it is timed a form runs so long, until clocks and caches are as they stay.
@@ -54,7 +54,7 @@ def main(plan: dict[str, Any]) -> None:
         if group.ranks == 1:
             _onto_few_cores()
         with no_collector():
-            _time(rows, steps, group)
+            _time(rows, steps, group, _ROUNDS if case.profiled and group.ranks == 1 else _FEW_ROUNDS)
         for form, step in steps.items():
             rows[form] |= profiled(step, group) if case.profiled else NOTHING
     if group.rank == 0:
@@ -130,7 +130,7 @@ def _onto_few_cores() -> None:
             os.sched_setaffinity(int(thread.name), cores)
 
 
-def _time(rows: dict[str, dict[str, Any]], steps: dict[str, Step], group: Group) -> None:
+def _time(rows: dict[str, dict[str, Any]], steps: dict[str, Step], group: Group, rounds: int) -> None:
     """Rounds of the two forms in turns; what the card did meanwhile."""
     cuda = group.device.type == "cuda"
     meter = Meter(gpus()[0]["uuid"]) if cuda else Meter("none")
@@ -138,7 +138,7 @@ def _time(rows: dict[str, dict[str, Any]], steps: dict[str, Step], group: Group)
         counts = {form: _count(step, group) for form, step in steps.items()}
         begun_s = time.perf_counter()
         times: dict[str, list[float]] = {form: [] for form in FORMS}
-        for turn in range(_ROUNDS if group.ranks == 1 else _ROUNDS_TOGETHER):
+        for turn in range(rounds):
             for form in FORMS if turn % 2 else reversed(FORMS):
                 mine = _round_ns(steps[form], counts[form], group)
                 times[form].append(max(group.gather(mine)))
