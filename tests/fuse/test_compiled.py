@@ -12,6 +12,7 @@ import steptime
 from steptime._build.emit.emitter import Emitter
 from steptime._fuse.compiled import MODES, compiled
 from steptime._fuse.splits import Processors
+from steptime._ops.catalogue import ADDS_TO_KEPT
 from steptime._ops.generated import LOAD, GeneratedKernel
 from steptime._ops.operations import PRODUCTS
 from steptime._ops.table import op_table
@@ -203,3 +204,24 @@ def test_off_is_the_eager_step() -> None:
 def test_what_cannot_be_compiled_is_said_in_one_line(mode: str, source: str, why: str) -> None:
     with pytest.raises(InputError, match=why):
         steptime.predict(CONFIGS / source, "2xh200-nvlink" if "fsdp2" in source else "1xh200", compile=mode)
+
+
+def test_what_the_reducer_of_ddp_copies_is_not_compiled() -> None:
+    program = program_of("dlrm_heavy4.toml")
+    before, after = (names_of(each).count("aten::copy_") for each in (program, compiled(program, H200).program))
+    reducer = names_of(program).count("torch.distributed.ddp.reducer::copy_bucket_to_grad")
+    assert reducer
+    assert names_of(compiled(program, H200).program).count("torch.distributed.ddp.reducer::copy_bucket_to_grad") == reducer
+    assert reducer <= after < before
+
+
+def test_products_that_add_to_kept_gradients_say_so_still() -> None:
+    program = program_of("mixtral-8x7b.toml")
+    kept = [names_of(each).count(ADDS_TO_KEPT) for each in (program, compiled(program, H200).program)]
+    assert kept[0] == kept[1] > 0
+
+
+def test_no_kernel_is_said_to_save_less_than_nothing() -> None:
+    result = compiled(program_of("dlrm_heavy4.toml"), H200)
+    assert result.saved_bytes >= 0
+    assert all(each.saved_bytes > 0 for each in result.largest)

@@ -33,7 +33,7 @@ def as_compiled(workload: Workload, mode: str, platform: str | Path | Platform |
     if done and mode != OFF:
         if _again(workload) is None:
             raise InputError(f"--compile {mode}: {name} is compiled already; predict it without --compile")
-        said = "it calls torch.compile itself, and is taken as it says"
+        said = f"{name} calls torch.compile itself, and keeps the mode that it chose"
         return replace(workload, warnings=(*workload.warnings, f"--compile {mode}: {said}"))
     if done:
         return eager(workload)
@@ -41,7 +41,7 @@ def as_compiled(workload: Workload, mode: str, platform: str | Path | Platform |
         return replace(workload, meta={**workload.meta, COMPILE: OFF})
     if platform is None:
         raise InputError(
-            f"--compile {mode}: {name} was not run compiled; give the machine to predict for, as in --platform 1xh200"
+            f"--compile {mode}: {name} has not run compiled; name the machine to predict for, as in --platform 1xh200"
         )
     captured = _captured(workload, mode)
     if isinstance(captured, Workload):

@@ -240,11 +240,14 @@ class _Emitter:
             self._moved[each] = self._write(self._program.names[int(ops.name[each])], each, inside, signature, sequence)
 
     def _kept(self, row: int, parent: int) -> int:
-        """What a call is inside: of one that adds to what is kept, the op that says so."""
-        around = int(self._program.ops.parent[row])
+        """What a call is inside: of a product that adds to what is kept, the op that says so, or else the frame around."""
+        ops, arguments = self._program.ops, self._table.arguments
+        around = int(ops.parent[row])
         if around < 0 or self._table.names[around] != ADDS_TO_KEPT:
             return parent
-        ops = self._program.ops
+        kept = {tensor.storage for tensor in arguments[around].outputs}
+        if kept.isdisjoint(tensor.storage for tensor in arguments[row].outputs):  # layers that are computed again
+            return parent
         return self._write(ADDS_TO_KEPT, around, parent, int(ops.signature[around]), int(ops.sequence[around]))
 
     def _group(self, group: Group, parent: int) -> None:

@@ -24,7 +24,7 @@ _SHOWN = 6
 _NAME_AT_LEAST = 18
 BY_US, BY_TORCH = "fusion pass", "torch.compile"
 """Who decided what is fused: steptime itself, or PyTorch's compiler."""
-_SAID = {BY_US: FUSION_PASS, BY_TORCH: "fused by PyTorch's own compiler, on a pretended GPU"}
+_SAID = {BY_US: FUSION_PASS, BY_TORCH: "fused by PyTorch's own compiler, for a simulated GPU"}
 
 
 @dataclass(frozen=True)
@@ -110,10 +110,9 @@ class CompiledPrediction(Prediction):
 
 
 def _kernel_words(found: Compiling) -> str:
-    return (
-        f"{found.eager_launches:,} ops of forward and backward become {found.kernels:,} generated kernels and "
-        f"{found.calls:,} calls of libraries, {size_words(found.saved_bytes)} of memory traffic less"
-    )
+    launched = f"{found.eager_launches:,} ops that launch kernels in forward and backward"
+    less = f", with {size_words(found.saved_bytes)} less memory traffic" if found.saved_bytes else ""
+    return f"{launched} become {found.kernels:,} generated kernels and {found.calls:,} library calls{less}"
 
 
 def print_compiled(console: Console, answer: CompiledPrediction) -> None:
@@ -122,8 +121,8 @@ def print_compiled(console: Console, answer: CompiledPrediction) -> None:
     assert found is not None
 
     def brings() -> None:
-        mode = "" if found.mode == OFF else f" in mode {found.mode}"
-        print_section(console, "Compiling", f"torch.compile{mode}, {_SAID[found.by]}; this report is of the compiled step")
+        mode = "" if found.mode == OFF else f'(mode="{found.mode}")'
+        print_section(console, "Compiling", f"torch.compile{mode}, {_SAID[found.by]}; this report is for the compiled step")
         print_line(console, "Speed-up", found.words, spaced=False)
         print_line(console, "Eager", found.eager.bound_by, spaced=False)
         print_line(console, "Kernels", _kernel_words(found), spaced=False)
@@ -139,7 +138,7 @@ def print_compiled(console: Console, answer: CompiledPrediction) -> None:
 def _print_fused(console: Console, found: Compiling) -> None:
     ours = found.by == BY_US
     heads = tuple(
-        Text(head, "dim") for head in ("a step", "ops in one" if ours else "", "saves a step" if ours else "moves a step")
+        Text(head, "dim") for head in ("runs", "ops fused" if ours else "", "saved per step" if ours else "moved per step")
     )
     rows = [
         (Text(f"{each.times} x"), Text(str(each.ops or "")), Text(size_words(each.times * each.saved_bytes), "bold"))

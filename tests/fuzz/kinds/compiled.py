@@ -175,9 +175,8 @@ def _execution_trace() -> bytes:
 
 def execution_trace(draw: random.Random) -> Case:
     """An execution trace of generated kernels; of eager ops, which are then compiled."""
-    machine, mode = ("--platform", draw.choice(("1xh200", "1xh100"))), ("--compile", draw.choice(_MODES))
-    if draw.random() < 0.4:
-        mode = ()
+    machine, chosen = ("--platform", draw.choice(("1xh200", "1xh100"))), draw.choice(_MODES)
+    mode = () if draw.random() < 0.4 else ("--compile", chosen)
     document = json.loads(_execution_trace())
     for holder, key in draw.sample(_texts(document), draw.choice((0, 1, 1))):
         holder[key] = written_json(_other(draw, json.loads(holder[key])))
@@ -257,8 +256,10 @@ def _model(draw: random.Random) -> tuple[str | bytes, str]:
     if draw.random() < 0.3:
         text = draw.choice((DLRM, TASK))
         return text if draw.random() < 0.3 else damaged_text(draw, text), "2xh200-nvlink"
-    text = "\n".join(toml_lines({**PLAIN, **draw.choice(CONFIGS)})) if draw.random() < 0.3 else model(draw)
-    return text, draw.choice(("8xh200-nvlink", "16xh100-ib400", "8xa100-nvlink"))
+    whole = draw.random() < 0.3
+    return "\n".join(toml_lines({**PLAIN, **draw.choice(CONFIGS)})) if whole else model(draw), draw.choice(
+        ("8xh200-nvlink", "16xh100-ib400", "8xa100-nvlink")
+    )
 
 
 def config(draw: random.Random) -> Case:
