@@ -17,12 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._models.host.columns import host_columns
-from steptime._models.host.compiled import KIND as COMPILED
 from steptime._models.host.model import Burst, HostCost, HostModel, OpCost, ProfilerCost
 from steptime._ops.catalogue import HostClass, op_kind
 from steptime._program.program import Phase, Program
 from steptime.errors import InputError
-from steptime_lab.fit.compiled_host import compiled_costs
 
 Row = Mapping[str, Any]
 Times = npt.NDArray[np.float64]
@@ -43,7 +41,9 @@ NODES = {
     "log_softmax": "aten::_log_softmax_backward_data", "view": "aten::view",
 }  # fmt: skip
 # Kinds whose time passes in the backward thread, at a speed that the reference beside them does not tell.
-BACKWARD_KINDS = ("backward_call", "accumulate_grad")
+_CALL, _GRADIENT = BACKWARD_KINDS = ("backward_call", "accumulate_grad")
+# No row says the cost of a pass more exactly than this.
+_SURE_NS = 20_000.0
 MAIN_KINDS = (
     "between_forward", "module_call", "optimizer_step", "optimizer_step_fixed", "zero_grad", "zero_grad_fixed", "clip_grad",
     "clip_grad_fixed", "table_batched", "item", "event_record", "stream_wait",
@@ -84,8 +84,7 @@ def fit(rows: Iterable[Row], traces: Iterable[Program] = ()) -> HostModel:
     `traces`: programs recorded by a profiler, for what only whole steps tell.
     """
     every = list(rows)
-    # Those of compiled functions have a law of their own, found last: nothing else moves with them.
-    swept = [row for row in every if row["source"] != CALIBRATION and row["kind"] != COMPILED]
+    swept = [row for row in every if row["source"] != CALIBRATION]
     alone = [row for row in swept if row["share"] == 1]
     unprofiled = [row for row in swept if row["profiler"] == "off" and row["reference_cpu_ns"]]
     off, together = ([row for row in unprofiled if (row["share"] == 1) == single] for single in (True, False))
@@ -103,12 +102,6 @@ def fit(rows: Iterable[Row], traces: Iterable[Program] = ()) -> HostModel:
     called = {name: cost for name, cost in shared.items() if name.startswith("collective_call ")}
     around = {**_mechanisms(off, MAIN_KINDS, pace), **_backward(off, ops, pace), **_forms(off, pace), **shared}
     around["between forward"] = around.get("between_forward sequential_relu", HostCost())
-    compiled = compiled_costs(
-        [row for row in every if row["kind"] == COMPILED],
-        lambda row, count: float(np.median(pace.cpu_times_ns(row, count, LEAST_CPU))),
-        pace.launch_ns,
-    )
-    around |= {f"{COMPILED} {name}": cost for name, cost in compiled.items()}
     model = HostModel(
         recipe={name: str(off[0][name]) for name in _RECIPE if off[0].get(name) is not None},
         reference_cpu_ns=pace.cpu_ns,
@@ -274,14 +267,26 @@ def _backward(off: Sequence[Row], ops: Mapping[str, OpCost], pace: Pace) -> dict
     engine = [time_ns - op.cpu_ns - op.launches * pace.launch_ns for time_ns, op in known]
     result = {"engine node": HostCost(max(0.0, float(np.median(engine))))} if engine else {}
     # Differences of single passes scatter too much for their fast end: their middle, at the usual slowness of the thread.
-    for kind in BACKWARD_KINDS:
-        for row in off:
-            if row["kind"] == kind:
-                result[f"{kind} {row['op']}"] = HostCost(max(0.0, float(np.median(row["times_ns"])) / slowness))
-    calls = [result.pop(name).cpu_ns for name in list(result) if name.startswith("backward_call ")]
+    for row in off:
+        if row["kind"] == _GRADIENT:
+            result[f"{_GRADIENT} {row['op']}"] = HostCost(max(0.0, float(np.median(row["times_ns"])) / slowness))
+    calls: dict[str, list[Times]] = defaultdict(list)
+    for row in off:
+        if row["kind"] == _CALL:
+            calls[row["op"]].append(np.asarray(row["times_ns"], dtype=np.float64))
     if calls:
-        result["backward_call all"] = HostCost(float(np.median(calls)))
+        result[f"{_CALL} all"] = HostCost(max(0.0, _intercept_ns([np.concatenate(each) for each in calls.values()]) / slowness))
     return result
+
+
+def _intercept_ns(times: Sequence[Times]) -> float:
+    """What is left of a pass without its nodes, which forms say as a difference: each counts as exactly as it does.
+
+    Where nodes take long it is a small part of what two passes differ by when the thread changes its speed between them.
+    """
+    middles = np.array([np.median(each) for each in times])
+    spreads = np.array([np.subtract(*np.percentile(each, (75, 25))) for each in times])
+    return float(np.average(middles, weights=1.0 / np.maximum(spreads, _SURE_NS) ** 2))
 
 
 def usual_bursts(calibrations: Sequence[Row], launches: Mapping[tuple[str, str], float], pace: Pace) -> dict[str, Burst]:

@@ -26,6 +26,7 @@ from steptime.errors import InputError
 from steptime_lab.baselines.kernels import BASELINES
 from steptime_lab.fit import sharing
 from steptime_lab.fit.fabrics import fit_measured
+from steptime_lab.fit.compiled_host import with_compiled_costs
 from steptime_lab.fit.host import fit as fit_host
 from steptime_lab.fit.kernels.fitting import fit_generated, fit_kernels, with_forms
 from steptime_lab.fit.lookups import fit_and_write_lookup_baselines, fit_and_write_lookups
@@ -34,7 +35,7 @@ from steptime_lab.fit.power import fit_power, too_elastic
 from steptime_lab.fit.waiting import STEP_FABRIC, kernels_beside, profiled_steps, slowed_beside, waits
 from steptime_lab.measurements.generated import generated_rows
 from steptime_lab.measurements.kernels import rows_of
-from steptime_lab.measurements.sets import GENERATED, KERNELS, LOOKUPS, POWER
+from steptime_lab.measurements.sets import COMPILED, GENERATED, KERNELS, LOOKUPS, POWER
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +149,26 @@ def _host(run: FitRun) -> list[Path]:
     run.report(f"host: {table.num_rows:,} rows, {len(traces)} traces")
     programs = [program for trace in traces for program in load([trace]).programs]
     file = run.out / f"{run.host}.json"
-    model = fit_host(table.to_pylist(), programs)
+    model = _with_compiled(run, fit_host(table.to_pylist(), programs))
     replace(model, bursts={**model.bursts, **reference_bursts(model)}).save(file)
     return [file]
+
+
+def _with_compiled(run: FitRun, model: HostModel) -> HostModel:
+    """The model with what tiny steps cost compiled, where some were measured; they are captured here, which takes minutes."""
+    from steptime import capture  # with torch
+    from steptime_lab.workloads.compiled import host_cases
+
+    cases = host_cases()
+    rows = [row for row in read(run.folder, COMPILED).to_pylist() if row["name"] in cases]
+    if not rows:
+        return model
+    run.report(f"host: {len(rows)} rows of tiny steps eager and compiled, each captured")
+
+    def captured(name: str, form: str) -> Program:
+        return capture(cases[name].eager if form == "eager" else cases[name].compiled).programs[0]
+
+    return with_compiled_costs(model, rows, captured)
 
 
 def _fabrics(run: FitRun) -> list[Path]:
