@@ -20,8 +20,8 @@ _GENERATED = {
 }  # fmt: skip
 GENERATED = "generated"
 _GRAPH_LAUNCH = "cudaGraphLaunch"
-# PyTorch's kernel for whatever is done to every element, in any op: a profile names the innermost op around it (a fill, a copy),
-# a captured step the outermost that needs one.
+# PyTorch's kernel for whatever is done to every element, in any op: of ops in C++ a profile names the innermost around it (a
+# fill, a copy), a captured step the one that was called.
 _PLAIN = "elementwise_kernel"
 # What cuDNN's own build of CUTLASS calls every kernel; predicted works have no more of the name.
 _OF_CUDNN = "Kernel"
