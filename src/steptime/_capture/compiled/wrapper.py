@@ -189,7 +189,7 @@ class _Graphs:
     def made(self, name: str, values: Any) -> None:
         """Remembers what one made; references keep addresses of storages from being given again."""
         storages = [each.untyped_storage() for each in values or () if isinstance(each, torch.Tensor) and is_pretended(each)]
-        self._made[name] = {each._cdata: StorageWeakRef(each) for each in storages}
+        self._made[name] = {each._cdata: StorageWeakRef(each) for each in storages}  # type: ignore[no-untyped-call]
 
     def hold(self, value: torch.Tensor) -> bool:
         """Whether a graph made this."""
