@@ -37,7 +37,7 @@ def kind_of(kernel: str, op: str = "") -> str:
                 return f"{GENERATED} {kind}"
         if name.startswith("triton_"):
             return f"{GENERATED} other"
-    if (found := _COPIES.match(kernel)) and op_family(op) != WorkFamily.EMBEDDING:  # of which stages are predicted
+    if (found := _COPIES.match(kernel)) and "embedding_bag" not in op:  # of which stages are predicted, not kernels
         return (WorkFamily.COPY if found[0] == "Memcpy" else WorkFamily.MEMSET).label
     if _COLLECTIVES.search(kernel):
         return WorkFamily.COMMUNICATION.label
