@@ -122,6 +122,21 @@ def test_a_checkpoint_runs_its_forward_again_in_backward(reentrant: bool) -> Non
     assert names(program, Phase.BACKWARD)["aten::native_dropout"] == 1
 
 
+def test_what_comes_after_a_checkpoint_that_stopped_inside_an_op_is_not_taken_for_being_inside() -> None:
+    def make() -> Step:
+        model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)).cuda()
+        gated = lambda given: given + model[0](given) * model[1](given)  # noqa: E731
+        x = torch.randn(4, 16, device="cuda", requires_grad=True)
+        run = lambda given: checkpoint(gated, checkpoint(gated, given, use_reentrant=False), use_reentrant=False)  # noqa: E731
+        return stepping(run, torch.optim.SGD(model.parameters(), lr=0.1), x)  # type: ignore[arg-type]
+
+    table = op_table(capture(make))
+    nodes = [row for row, name in enumerate(table.names) if name.startswith("autograd::engine::evaluate_function")]
+    assert {table.parents[row] for row in nodes} == {-1}
+    products = [row for row, name in enumerate(table.names) if name == "aten::mul" and table.phases[row] == Phase.BACKWARD]
+    assert {table.names[table.parents[row]] for row in products} == {"MulBackward0"}
+
+
 def test_autocast_casts_weights_once_and_computes_losses_in_single_precision() -> None:
     def make() -> Step:
         layer, x = nn.Linear(16, 16).cuda(), torch.randn(4, 16, device="cuda")

@@ -111,6 +111,31 @@ def test_a_graph_is_replayed_in_a_range_of_its_own() -> None:
     assert inside
 
 
+def test_gradients_that_a_graph_made_are_not_copied_for_another_and_graphs_that_draw_are_seeded() -> None:
+    def make(drop: float) -> Any:
+        model = nn.Sequential(mlp(), nn.Dropout(drop))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        x = torch.randn(32, WIDTH, device="cuda")
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        return torch.compile(step, mode="reduce-overhead")
+
+    counts = []
+    for drop in (0.0, 0.1):
+        table = op_table(captured(lambda drop=drop: make(drop)))
+        graphs = [row for row, name in enumerate(table.names) if name.startswith("cudagraph:")]
+        assert len(graphs) == 3
+        copied = [row for row, name in enumerate(table.names) if name == "aten::_foreach_copy_"]
+        # The batch before the first graph, the loss's gradient before the second.
+        assert [sum(row < graph for row in copied) for graph in graphs] == [1, 2, 2]
+        counts.append(Counter(table.names)["aten::fill_"])
+    assert counts[1] == counts[0] + 2
+
+
 def test_what_python_does_between_graphs_splits_the_region() -> None:
     names = Counter(op_table(captured(lambda: stepping(torch.compile(Two(broken=True))))).names)
     assert names["CompiledFunction"] == 2

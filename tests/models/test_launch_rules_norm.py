@@ -145,6 +145,12 @@ def test_rows_that_lie_otherwise_are_copied_first_and_read_from_the_copy() -> No
     assert [launch.kernel for launch in both[2:]] == kernels(name, plain, plain, *args)
 
 
+@pytest.mark.parametrize(("mask", "count"), [((True, True, True), 2), ((True, False, False), 1), ((False, True, True), 1)])
+def test_gradients_that_nobody_wants_are_not_computed(mask: tuple[bool, ...], count: int) -> None:
+    x, each, weight = TensorArg((64, 768)), TensorArg((64, 1)), TensorArg((768,))
+    assert len(kernels("aten::native_layer_norm_backward.default", x, x, (768,), each, each, weight, weight, mask)) == count
+
+
 def test_weights_to_be_standardised_are_normed_without_weights_or_statistics_of_their_own() -> None:
     x, weight = TensorArg((1, 64, 147)), TensorArg((64,))
     nothing = kernels("aten::native_batch_norm.default", x, None, None, None, None, True, 0.0, 1e-5)

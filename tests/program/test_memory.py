@@ -98,6 +98,34 @@ def test_an_autograd_node_keeps_what_it_was_given_until_it_is_done() -> None:
     assert passing[1] == (3, 4, MemoryKind.TEMPORARIES)
 
 
+def test_what_was_computed_again_inside_a_node_is_lent_to_others_until_their_formula_ends() -> None:
+    trace = Trace()
+    first = trace.op("MulBackward0", gpu([4], 3), inside=trace.op("autograd::engine::evaluate_function: MulBackward0"))
+    trace.op("aten::gelu", gpu([4], 4), outputs=(gpu([4], 5),), inside=first)  # again
+    trace.op("aten::mul", gpu([4], 3), outputs=(gpu([4], 6),), inside=first)
+    node = trace.op("autograd::engine::evaluate_function: AddmmBackward0")
+    product = trace.op("AddmmBackward0", gpu([4], 6), inside=node)
+    trace.op("aten::mm", gpu([4], 5), gpu([4], 6), outputs=(gpu([4], 7),), inside=product)
+    trace.op("aten::sum", gpu([4], 6), [0], outputs=(gpu([], 8),), inside=node)
+    ends = {each.born: each.dies for each in seen(trace) if not each.stays}
+    assert ends[2] == 6  # with the formula
+    assert ends[3] == 7  # the gradient it is given: with the node
+
+
+def test_inputs_that_are_copied_for_a_graph_lie_in_its_pool() -> None:
+    trace = Trace()
+    wrapper = trace.op("## Call CompiledFxGraph f0 ##", inside=trace.op("Torch-Compiled Region: 0/0"))
+    trace.op("aten::_foreach_copy_", [mib(10, 3)], [mib(10, 4)], inside=wrapper)
+    trace.op("aten::fill_", gpu([], 9), 0, inside=wrapper)
+    graph = trace.op("cudagraph:0", inside=wrapper)
+    trace.op("aten::neg", mib(10, 3), outputs=(mib(10, 5),), inside=graph)
+    every = [each for each in storages(trace.program(), reference_device()) if each.nbytes > MIB]
+    assert sorted((each.stays, each.pooled) for each in every) == [(False, True), (False, True), (True, False)]
+    peak = peak_memory(trace.program())
+    assert peak.steady_allocated - peak.steady_allocated % MIB == 10 * MIB  # the input itself
+    assert peak.reserved >= 30 * MIB
+
+
 def test_kinds_follow_from_who_takes_a_storage() -> None:
     trace = Trace()
     trace.op("aten::mul", gpu([4], 3), gpu([4], 4), outputs=(gpu([4], 5),))

@@ -26,8 +26,11 @@ def parents(trace: ExecutionTrace) -> list[int]:
         return result
     threads: dict[int, _Thread] = defaultdict(_Thread)
     known = {node.id for node in trace.nodes}
+    thread: dict[int, int] = {}  # of a node; ranges of this package's own say none
     for row in sorted(range(len(result)), key=lambda row: trace.nodes[row].id):
-        result[row] = threads[trace.nodes[row].tid].begin(row, trace.nodes[row], known)
+        node = trace.nodes[row]
+        thread[node.id] = thread.get(node.parent, node.tid)
+        result[row] = threads[thread[node.id]].begin(row, node, known)
     return result
 
 

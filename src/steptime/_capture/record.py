@@ -86,6 +86,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._noting = False
         self.in_loop = True  # a loop may be under way, whose iterations are told by what they call
         self.keeps_storages = True
+        self.drawn = 0  # ops so far that drew random numbers
         self._held: dict[int, Any] = {}  # keeps addresses of storages from being given again
         self._storages: dict[int, tuple[Any, int]] = {}  # storages from before the step, with their bytes
         self._weak: list[Any] = []  # the same for tensors
@@ -185,6 +186,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         op = traits_of(func)
         if op.is_range:
             return func(*args, **kwargs)
+        if op.draws:
+            self.drawn += {**dict(zip(op.arguments, args, strict=False)), **kwargs}.get("dropout_p") != 0
         device = kwargs.get("device")
         if device is not None and device.type == "cuda":
             kwargs["device"] = device = META

@@ -47,6 +47,7 @@ class OpTraits:
     overwrites: bool  # whatever was there before
     has_contents: bool
     switched: bool  # some switch of PyTorch concerns it
+    draws: bool  # random numbers: attention if it drops anything
 
 
 _known: dict[int, OpTraits] = {}  # by identity: PyTorch keeps its ops for good, and hashes them in Python
@@ -85,6 +86,7 @@ def _traits(func: Any) -> OpTraits:
         overwrites=func in OVERWRITES,
         has_contents=name in CONTENTS,
         switched=is_switched(name),
+        draws=torch.Tag.nondeterministic_seeded in func.tags and not name.endswith("_backward"),  # which uses numbers again
     )
 
 

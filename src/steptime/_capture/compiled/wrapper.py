@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from steptime._capture import answers
 from steptime._capture.log import TraceRange
@@ -126,25 +126,6 @@ class _Generator(torch.Generator):
         return self
 
 
-class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Whether an op takes random numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.any = False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """One op; attention is marked as one that draws, and does only where it drops."""
-        del types
-        kwargs = kwargs or {}
-        if not self.any and torch.Tag.nondeterministic_seeded in func.tags:
-            given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | kwargs
-            self.any = given.get("dropout_p") != 0
-        return func(*args, **kwargs)
-
-
 class _Replayed:
     """A graph as torch/_inductor/cudagraph_trees.py replays it: one call; before it, copies of inputs that are in no place of
     their own, and the random generator's seed and offset where it draws.
@@ -168,22 +149,22 @@ class _Replayed:
         with torch.no_grad():
             if moving:
                 torch._foreach_copy_([self._kept[place] for place in moving], [inputs[place].detach() for place in moving])
-            for number in self._state or ():
-                number.fill_(0)
+        self._seed()
         given = [self._kept[place] if place in moving else each for place, each in enumerate(inputs)]
         inputs.clear()
+        drawn = recorder().drawn
         with TraceRange(self._name):
-            result = self._run(given)
+            result = self._model(given)
+        if self._state is None:
+            self._state = tuple(_taken((), (), torch.int64) for _ in range(2)) if recorder().drawn > drawn else ()
+            self._seed()  # a step is noted that is the first with this graph: better late than never
         self._graphs.made(self._name, result)
         return result
 
-    def _run(self, given: list[Any]) -> Any:
-        if self._state is not None:
-            return self._model(given)
-        with _Draws() as draws:  # type: ignore[no-untyped-call]
-            result = self._model(given)
-        self._state = (_taken((), (), torch.int64), _taken((), (), torch.int64)) if draws.any else ()
-        return result
+    def _seed(self) -> None:
+        with torch.no_grad():
+            for number in self._state or ():
+                number.fill_(0)
 
     def _is_moving(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and is_pretended(value) and not self._graphs.hold(value)
@@ -208,7 +189,7 @@ class _Graphs:
     def made(self, name: str, values: Any) -> None:
         """Remembers what one made; references keep addresses of storages from being given again."""
         storages = [each.untyped_storage() for each in values or () if isinstance(each, torch.Tensor) and is_pretended(each)]
-        self._made[name] = {each._cdata: StorageWeakRef(each) for each in storages}
+        self._made[name] = {each._cdata: StorageWeakRef(each) for each in storages}  # type: ignore[no-untyped-call]
 
     def hold(self, value: torch.Tensor) -> bool:
         """Whether a graph made this."""

@@ -27,7 +27,7 @@ from steptime._values import value_class
 
 BEFORE = -1
 _BUCKET_OP = "c10d::allreduce_"
-_COPY_OF_INPUTS = "aten::_foreach_copy_"
+_COPY_OF_INPUTS, _SEED = "aten::_foreach_copy_", "aten::fill_"  # before PyTorch replays a graph
 _AUTOGRAD_NODE = "autograd::engine::evaluate_function"
 _DERIVATIVE = re.compile(r"^\w+Backward\d+$")  # nodes that are written in C++
 _COLLECTIVE_OPS = ("c10d::", "record_param_comms")
@@ -64,7 +64,7 @@ class Storage:
         return self.born == BEFORE
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Life:
     born: int
     born_in: Phase
@@ -112,15 +112,14 @@ def storages_with(program: Program, beside: Iterable[tuple[int, int, int]]) -> t
     inputs, outputs, wrapped = without_wrappers(table, *extents(table))
     last, phases, names = table.last, table.phases, table.names
     births = _births(table, inputs, outputs)
-    node = _nodes(table)
+    ends = _Ends(table, inputs)
     lives: dict[tuple[int, int], _Life] = {}
     for row, phase in enumerate(phases):
         taken, made = inputs[row], outputs[row]
         if not taken and not made:
             continue
-        name_of_op, end, around, bit = names[row], last[row], node[row], 1 << phase
+        name_of_op, end, bit = names[row], last[row], 1 << phase
         collective, reduces = name_of_op.startswith(_COLLECTIVE_OPS), name_of_op == _BUCKET_OP
-        end_around = last[around]
         for is_input, tensors in ((True, taken), (False, made)):
             for name, nbytes, fractions in tensors:
                 rows = births.get(name)
@@ -130,8 +129,7 @@ def storages_with(program: Program, beside: Iterable[tuple[int, int, int]]) -> t
                     life = lives[name, born] = _Life(born, _PHASES[phases[born]] if born != BEFORE else Phase.OTHER)
                 if nbytes > life.nbytes and (name, born) not in wrapped:
                     life.nbytes = nbytes
-                dies = end_around if is_input and born < around else end
-                life.dies = max(life.dies, dies)
+                life.dies = max(life.dies, ends.taken(name, born, row) if is_input else end)
                 life.phases |= bit
                 if fractions:
                     life.fractions = True
@@ -142,12 +140,8 @@ def storages_with(program: Program, beside: Iterable[tuple[int, int, int]]) -> t
         lives = _with_twins(lives, program.repetition.twins)
     for life in lives.values():
         _outlast(life, table)
-    _keep_in_formulas(lives.values(), table)
-    pooled = graphed(table)
-    for name, row in _copied_for_graphs(table).items():
-        if (life := lives.get((name, BEFORE))) is not None:
-            life.born = row
-            pooled |= {row}
+    _keep_in_formulas(lives.values(), ends.formulas, table)
+    pooled = graphed(table) | _in_pool(lives, table)
     taken_beside = (Storage(nbytes, row, dies, MemoryKind.TEMPORARIES, row in pooled) for row, dies, nbytes in beside if nbytes)
     return (*(life.storage(len(phases), pooled=life.born in pooled) for life in lives.values()), *taken_beside)
 
@@ -158,15 +152,25 @@ def graphed(table: OpTable) -> frozenset[int]:
     return frozenset(chain.from_iterable(range(row, table.last[row] + 1) for row in frames))
 
 
+def _in_pool(lives: Mapping[tuple[int, int], _Life], table: OpTable) -> set[int]:
+    """What is copied for a graph is made by the copy; gives the rows of these."""
+    found = {life: row for name, row in _copied_for_graphs(table).items() if (life := lives.get((name, BEFORE))) is not None}
+    for life, row in found.items():
+        life.born = row
+    return set(found.values())
+
+
 def _copied_for_graphs(table: OpTable) -> dict[int, int]:
     """Inputs that PyTorch copies before it replays a graph of its own -> where it does: their places are the graph's, which
     takes them from its pool and gives them back once they are read."""
     result: dict[int, int] = {}
     for row, name in enumerate(table.names):
         after, around = table.last[row] + 1, table.parents[row]
-        if name != _COPY_OF_INPUTS or after == len(table) or around < 0 or frame_of(table.names[around]) is None:
+        if name != _COPY_OF_INPUTS or around < 0 or frame_of(table.names[around]) is None:
             continue
-        if table.parents[after] == around and frame_of(table.names[after]) is Frame.GRAPH:
+        while after < len(table) and table.names[after] == _SEED:
+            after = table.last[after] + 1
+        if after < len(table) and table.parents[after] == around and frame_of(table.names[after]) is Frame.GRAPH:
             places = table.signatures[row].inputs[0]
             assert isinstance(places, tuple)
             result |= {each.storage: row for each in places if isinstance(each, Tensor) and each.storage is not None}
@@ -195,6 +199,28 @@ def _outlast(life: _Life, table: OpTable) -> None:
     life.dies = table.last[around] if around >= 0 else life.dies
 
 
+class _Ends:
+    """How long an op keeps what it takes."""
+
+    def __init__(self, table: OpTable, inputs: Sequence[Sequence[Extent]]) -> None:
+        self.formulas = _formulas(table)
+        self._last, self._nodes, self._inputs = table.last, _nodes(table), inputs
+
+    def taken(self, name: int, born: int, row: int) -> int:
+        """The row after which a storage may be gone that this op takes and that was made at that row.
+
+        A node lets go of what it saved when all is done that it takes part in. What a checkpoint computed again, inside the
+        first node that asked for it, it is only lent: that goes with the formula.
+        """
+        around, formula = self._nodes[row], self.formulas[row]
+        if born >= around:
+            return self._last[row]
+        again = born != BEFORE and self.formulas[born] != BEFORE and self.formulas[born] != formula
+        if again and formula != BEFORE and all(each[0] != name for each in self._inputs[formula]):
+            return self._last[formula]
+        return self._last[around]
+
+
 def _nodes(table: OpTable) -> list[int]:
     """Per op, the autograd node around it, or itself: a node keeps what it saved and what it is given until it is done.
 
@@ -209,10 +235,9 @@ def _nodes(table: OpTable) -> list[int]:
     return results
 
 
-def _keep_in_formulas(lives: Iterable[_Life], table: OpTable) -> None:
+def _keep_in_formulas(lives: Iterable[_Life], formulas: Sequence[int], table: OpTable) -> None:
     """What a derivative of PyTorch's own makes on the way to a result is dropped when that is made: C++ keeps what an
     expression makes to its end."""
-    formulas = _formulas(table)
     until: dict[
         int, int
     ] = {}  # the last row of an op within a formula -> when the last thing is dropped that it made on the way

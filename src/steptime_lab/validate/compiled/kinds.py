@@ -20,8 +20,8 @@ _GENERATED = {
 }  # fmt: skip
 GENERATED = "generated"
 _GRAPH_LAUNCH = "cudaGraphLaunch"
-# PyTorch's kernel for whatever is done to every element, in any op: a profile names the innermost op around it (a fill, a copy),
-# a captured step the outermost that needs one.
+# PyTorch's kernel for whatever is done to every element, in any op: of ops in C++ a profile names the innermost around it (a
+# fill, a copy), a captured step the one that was called.
 _PLAIN = "elementwise_kernel"
 # What cuDNN's own build of CUTLASS calls every kernel; predicted works have no more of the name.
 _OF_CUDNN = "Kernel"
@@ -37,7 +37,7 @@ def kind_of(kernel: str, op: str = "") -> str:
                 return f"{GENERATED} {kind}"
         if name.startswith("triton_"):
             return f"{GENERATED} other"
-    if found := _COPIES.match(kernel):
+    if (found := _COPIES.match(kernel)) and "embedding_bag" not in op:  # of which stages are predicted, not kernels
         return (WorkFamily.COPY if found[0] == "Memcpy" else WorkFamily.MEMSET).label
     if _COLLECTIVES.search(kernel):
         return WorkFamily.COMMUNICATION.label

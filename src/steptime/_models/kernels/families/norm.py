@@ -159,9 +159,13 @@ def _layer_norm_backward(call: GpuCall) -> list[Launch]:
     threads = _VECTOR_THREADS * (_VECTOR if vector else 1)
     reads = (gradient, x, *_read_again(columns, call.gpu, gradient, x))
     first = _by_row(kernel, reads, (fresh(x.shape, x.dtype),), rows, columns, threads, call.gpu)
-    # Summed over rows: the gradients of weight and bias, or of the weight alone.
-    sums = 1 if "rms" in call.name else 2
-    return [first, *_weight_gradients(gradient, x, rows, columns, sums, call.gpu)]
+    # Summed over rows: the gradients of weight and bias, or of the weight alone, where there are any.
+    rms = "rms" in call.name
+    mask = call.value(5 if rms else 7)
+    wanted = mask if isinstance(mask, list | tuple) else (True,) * (2 if rms else 3)
+    sums = sum(map(bool, wanted[1:]))
+    of_weights = _weight_gradients(gradient, x, rows, columns, sums, call.gpu) if sums else []
+    return [*([first] if wanted[0] else []), *of_weights]
 
 
 def _weight_gradients(gradient: Operand, x: Operand, rows: int, columns: int, sums: int, gpu: Gpu) -> list[Launch]:
