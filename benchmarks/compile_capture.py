@@ -73,17 +73,16 @@ def one(layers: int) -> dict[str, Any]:
     import torch._inductor.compile_fx
 
     imported_s = time.perf_counter() - began_s
-    from torch._dynamo.utils import compilation_time_metrics
-
     from steptime import capture
+    from steptime._capture.compiled.modes import spent
 
     workload = capture(decoder(layers))
     (program,) = workload.programs
     names = [program.names[name] for name in program.ops.name]
     seconds = time.perf_counter() - began_s
-    frames = max(map(sum, (compilation_time_metrics.get(name, [0.0]) for name in ("_compile.compile_inner", "compile_inner"))))
     return {
-        "torch": torch.__version__, "seconds": seconds, "cpu": time.process_time(), "imports": imported_s, "compiler": frames,
+        "torch": torch.__version__, "seconds": seconds, "cpu": time.process_time(), "imports": imported_s,
+        "compiler": spent.seconds(),
         "ops": len(names), "generated": sum(name.startswith("triton_") for name in names),
     }  # fmt: skip
 

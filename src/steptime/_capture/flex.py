@@ -82,4 +82,6 @@ def replaced() -> Iterator[tuple[Any, str, Any]]:
     """What is replaced while a device is pretended: object, attribute, and what stands in for it."""
     yield flex_attention, "flex_attention_hop", _attended
     yield flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True
-    yield flex_attention, "setup_compilation_env", nullcontext
+    for name in ("setup_compilation_env", "_set_compilation_env"):  # up to torch 2.10 the second
+        if hasattr(flex_attention, name):
+            yield flex_attention, name, nullcontext

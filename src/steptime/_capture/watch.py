@@ -252,6 +252,10 @@ def _reporting(step: Callable[..., Any]) -> Callable[..., Any]:
         if torch.compiler.is_compiling():  # what is traced, and runs without this function
             region.traced.optimizer = self
             return step(self, *args, **kwargs)
+        if region.traced.depth:
+            result = step(self, *args, **kwargs)
+            region.traced.optimizer = self
+            return result
         if _watch is None:
             return step(self, *args, **kwargs)
         with _watch.within(self):

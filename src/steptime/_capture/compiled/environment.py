@@ -210,10 +210,13 @@ def _of_triton(capability: int) -> Iterator[tuple[Any, str, Any]]:
     from triton.runtime import driver  # noqa: PLC0415 (Triton may not be there)
 
     yield driver, "_active", _Driver(capability)
-    # Where modules have a name of their own for it.
+    # Keys of caches that are not used, of which the second hashes all of PyTorch; modules have names of their own for them.
     for name, module in list(sys.modules.items()):
-        if name.startswith("torch.") and "triton_hash_with_backend" in vars(module):
-            yield module, "triton_hash_with_backend", lambda *_: "pretended"
+        if name.startswith("torch."):
+            if "triton_hash_with_backend" in vars(module):
+                yield module, "triton_hash_with_backend", lambda *_: "pretended"
+            if "torch_key" in vars(module):
+                yield module, "torch_key", lambda: b"pretended"
 
 
 _make_subclass = torch.Tensor._make_subclass

@@ -25,6 +25,7 @@ from steptime._capture.compiled import wrapper
 from steptime._capture.compiled.environment import Environment, fakes
 from steptime._capture.compiled.modes import MODES, OFF, asked
 from steptime._capture.log import TraceRange
+from steptime._capture.tensors import is_pretended
 from steptime.errors import InputError
 
 _TIMED = "max-autotune"
@@ -41,6 +42,7 @@ class Traced:
     """What compiled code notes each time it runs."""
 
     optimizer: Any = None  # whose step it has just taken
+    depth = 0  # of compiled functions under way, within whose ranges no iteration begins or ends
 
 
 traced = Traced()
@@ -106,10 +108,14 @@ class Regions:
         def run(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():  # another one, of which it becomes a part
                 return compiled(*args, **kwargs)
-            traced.optimizer = None
-            result = compiled(*args, **kwargs)
-            if traced.optimizer is not None:
-                self.mark(traced.optimizer)
+            traced.depth += 1
+            try:
+                result = compiled(*args, **kwargs)
+            finally:
+                traced.depth -= 1
+            if traced.optimizer is not None and not traced.depth:
+                stepped, traced.optimizer = traced.optimizer, None
+                self.mark(stepped)
             return result
 
         return run
@@ -152,6 +158,10 @@ class Regions:
             self._stack.enter_context(patch.object(owner, name, stand_in, create=True))
         for optimizer in _optimizers():
             self._stack.enter_context(patch.object(optimizer, "_init_group", self._resuming(optimizer._init_group)))
+        known = import_module("torch._dynamo.variables.optimizer").OptimizerVariable
+        move, choose = self._resuming(known.move_step_if_cpu), _capturable(known._set_capturable)
+        self._stack.enter_context(patch.object(known, "move_step_if_cpu", move))
+        self._stack.enter_context(patch.object(known, "_set_capturable", choose))
         self._stack.callback(_forgotten)
         if "TORCH_LOGS" not in os.environ:
             self._stack.enter_context(_quiet())
@@ -230,6 +240,19 @@ def _quiet() -> Iterator[None]:
 def _optimizers() -> list[Any]:
     kinds = (each for each in vars(torch.optim).values() if isinstance(each, type))
     return [each for each in kinds if "_init_group" in vars(each)]
+
+
+def _capturable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Optimisers that are compiled count their steps on the device, where their parameters are: the compiler sees to it."""
+
+    def run(self: Any, *args: Any) -> Any:
+        for group in self.value.param_groups:
+            new = all(is_pretended(each) and each not in self.value.state for each in group.get("params", []))
+            if "capturable" in group and new:
+                group["capturable"] = True
+        return function(self, *args)
+
+    return run
 
 
 def _forgotten() -> None:
