@@ -10,7 +10,7 @@ import numpy as np
 from steptime._models.kernels.call import Call
 from steptime._models.kernels.families.grouped_products import FAMILY as GROUPED_PRODUCTS
 from steptime._models.kernels.sweep import KernelSweep
-from steptime_lab.measure.kernels import images, layers, layouts, many_rows, sequences
+from steptime_lab.measure.kernels import images, layers, layouts, many_rows, many_samples, sequences
 
 # Shares of the calls of all sections together; a run cut short has had as much of each.
 SECTIONS: dict[str, tuple[float, KernelSweep]] = {
@@ -35,6 +35,9 @@ SECTIONS: dict[str, tuple[float, KernelSweep]] = {
     "small": (2.0, many_rows.SMALL_CALLS),
     "windows": (5.0, images.WINDOWS),
     "patches": (0.5, images.PATCHES),
+    "short_heads": (2.0, many_samples.SHORT_HEADS),
+    "vocabularies": (1.0, many_samples.VOCABULARIES),
+    "narrow_products": (1.5, many_samples.NARROW),
 }
 
 
