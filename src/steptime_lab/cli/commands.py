@@ -84,8 +84,8 @@ def validate(
         str | None,
         Argument(
             metavar="SET",
-            help="kernels (the default), lookups, collectives, waiting, overlap, device-time, memory, steps, intervals, "
-            "sharding, committed, visit, power, recordings, recommenders, layouts, bridge, zoo or compiled.",
+            help="kernels (the default), generated, lookups, collectives, waiting, overlap, device-time, memory, steps, "
+            "intervals, sharding, committed, visit, power, recordings, recommenders, layouts, bridge, zoo or compiled.",
             show_default=False,
         ),
     ] = None,

@@ -29,6 +29,7 @@ from steptime_lab.validate.collectives_in_steps import validate_overlap, validat
 from steptime_lab.validate.compiled.compiled import validate_compiled
 from steptime_lab.validate.device_time import device_times, validation_of
 from steptime_lab.validate.engine import Validation
+from steptime_lab.validate.generated import validate_generated
 from steptime_lab.validate.held_out import validate_committed, validate_visit
 from steptime_lab.validate.intervals.home import validate_home
 from steptime_lab.validate.kernels import validate_kernels
@@ -90,6 +91,10 @@ def _kernels(models: Models) -> Validation:
     return validate_kernels(shipped("kernels"), models.kernels(), models.baselines(), shipped("step_kernels"))
 
 
+def _generated(models: Models) -> Validation:
+    return validate_generated(shipped("generated"), models.kernels())
+
+
 def _lookups(models: Models) -> Validation:
     folder, name = models.folder or FOLDER, models.name()
     file = lookup_baselines_file(models.folder or BASELINES, name)
@@ -143,6 +148,7 @@ def _shipped_alone(what: str, validate: Callable[[], Validation]) -> Callable[[M
 
 SETS: dict[str, Callable[[Models], Validation]] = {
     "kernels": _kernels,
+    "generated": _generated,
     "lookups": _lookups,
     "collectives": _collectives,
     "waiting": _waiting,

@@ -101,9 +101,9 @@ def with_forms(models: KernelModels, fitted: KernelModels) -> KernelModels:
     quantiles = np.concatenate([ours.quantiles[kept], theirs.quantiles])
     order = sorted(range(len(groups)), key=groups.__getitem__)
     families, sizes = zip(*(groups[at] for at in order), strict=True)
-    return KernelModels(
-        {**models.forms, **fitted.forms}, Residuals(families, sizes, quantiles[order], ours.every), models.recipe
-    )
+    # Those that are replaced are not read: their file may be of an older form.
+    forms = {name: models.forms[name] for name in models.forms if name not in fitted.forms}
+    return KernelModels({**forms, **fitted.forms}, Residuals(families, sizes, quantiles[order], ours.every), models.recipe)
 
 
 # Of validation rows: the group of each, what a model that was not fitted to it predicts, what was measured.

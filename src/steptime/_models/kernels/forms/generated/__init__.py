@@ -1,9 +1,11 @@
-"""Generated kernels: the longest of what memory, caches, atomic additions, instructions and chains of loops take, and trees.
+"""Generated kernels: the longest of what memory, caches, atomic additions, instructions and chains of loops take, corrected.
 
-    time = (start + (memory^q + cache^q + atomics^q + instructions^q + chain^q)^(1/q)) * exp(trees)
+    time = (start + (memory^q + cache^q + busiest^q + atomics^q + instructions^q + chain^q)^(1/q)) * exp(correction)
 
-Rates are of three kinds of kernels: pointwise ones, reductions that loop, reductions that hold a row at once. On a part of a
-GPU the same sum is worked out with its share of multiprocessors, bandwidth and cache, and trees correct it as on a whole one.
+Busiest is the multiprocessor that has most blocks: where there are fewer blocks than multiprocessors, what one block moves and
+computes. Rates are of four kinds of kernels: pointwise ones, reductions that loop, reductions that hold a row at once, lists of
+tensors. The correction is by trees and small networks. On a part of a GPU the same sum is worked out with its share of
+multiprocessors, bandwidth and cache, and corrected as on a whole one.
 """
 
 from __future__ import annotations
@@ -14,18 +16,21 @@ from typing import ClassVar
 
 import numpy as np
 
-from steptime._models.engine.regression import Trees
-from steptime._models.engine.stored import Floats
+from steptime._models.engine.regression import Blend
+from steptime._models.engine.stored import Floats, Longs
 from steptime._models.kernels.forms import settings_of
-from steptime._models.kernels.forms.generated.numbers import AT, FUNCTIONS, RATED, GeneratedConstants, numbers_of, waves
+from steptime._models.kernels.forms.generated.numbers import AT, FUNCTIONS, RATED, GeneratedConstants, numbers_of
 from steptime._models.kernels.forms.lists import inside_of
 from steptime._models.kernels.question import Answer, LaunchTime, Question
+from steptime._ops.generated import REDUCTION
 
 # What each kind of kernel has a rate of. Bytes go by shares of the peak bandwidth; what is counted, by SM and ns.
 RATES = (
-    *("read", "write", "cache", "wasted_loads", "wasted_stores", "atomics", "turn_ns", "access_sm_ns", "start_ns", "again"),
+    *("read", "write", "cache", "stores", "scattered", "sm", "atomics"),
+    *("turn_ns", "reduce_ns", "access_sm_ns", "instruction_sm_ns", "start_ns", "block_sm_ns"),
 )  # fmt: skip
-# The most that trees may change a time, as a natural logarithm.
+_WARP, _MOST_BLOCKS = 32, 32  # threads; blocks that a multiprocessor holds
+# The most that the correction may change a time, as a natural logarithm.
 MOST = 1.5
 _NOTHING = 1e-9
 
@@ -39,7 +44,7 @@ class GeneratedForm:
     sharpness: float  # q above
     rates: Floats  # kinds x rates
     costs: Floats  # SM ns that each group of functions takes
-    trees: Trees
+    correction: Blend
     low: Floats  # range of what was measured
     high: Floats
     device: GeneratedConstants
@@ -53,7 +58,7 @@ class GeneratedForm:
         whole = np.ones(len(calls))
         numbers = numbers_of(calls, self.device, whole.tolist())
         summed = self.base_ns(numbers, whole)
-        time_ns = summed * np.exp(np.clip(self.trees.values(seen(numbers, summed)), -MOST, MOST))
+        time_ns = summed * np.exp(np.clip(self.correction.values(self.seen(numbers, summed)), -MOST, MOST))
         inside = inside_of(ranged(numbers), self.low, self.high)
         if (share > 1).any():
             parts = numbers_of(calls, self.device, share.tolist())
@@ -64,45 +69,63 @@ class GeneratedForm:
         ]
 
     def base_ns(self, numbers: Floats, share: Floats) -> Floats:
-        """The sum above without trees, on one of `share` equal parts of the device."""
-        kind = numbers[:, AT["kind"]].astype(int)
-        rates = dict(zip(RATES, self.rates[np.where(kind < len(RATED), kind, 0)].T, strict=True))
-        return physics_ns(numbers, rates, self.costs, self.sharpness, self.device, share)
+        """The sum above, not corrected, on one of `share` equal parts of the device."""
+        return summed_ns(self.parts(numbers, share), self.sharpness)
+
+    def parts(self, numbers: Floats, share: Floats) -> Floats:
+        """What is summed, a row each, the start first."""
+        rates = dict(zip(RATES, self.rates[rated(numbers)].T, strict=True))
+        return parts_ns(numbers, rates, self.costs, self.device, share)
+
+    def seen(self, numbers: Floats, summed: Floats) -> Floats:
+        """What the correction sees: logarithms of all numbers, and of what each part of the sum takes."""
+        of = dict(zip(AT, numbers.T, strict=True))
+        parts = self.parts(numbers, np.ones(len(numbers)))
+        read, elements = of["read"] + 1.0, of["elements"]
+        ratios = [
+            *((of["asked"] + of["again"]) / read, of["missed"] / read, (of["read"] + of["written"]) / elements),
+            *(of["block_loads"] / read, of["warp_loads"] / (of["asked"] + of["again"] + 1.0)),
+            *(of["block_stores"] / (of["written"] + 1.0), of["blocks"] / self.device.sms),
+        ]
+        return np.column_stack(
+            [np.log1p(np.abs(numbers)), np.log(summed), *np.log1p(ratios), (parts / summed).T, np.log1p(parts).T]
+        )
 
 
-def physics_ns(
-    numbers: Floats, rates: dict[str, Floats], costs: Floats, sharpness: float, device: GeneratedConstants, share: Floats
-) -> Floats:
-    """What each kernel takes by rates, a column of them for each."""
+def rated(numbers: Floats) -> Longs:
+    """The place of the rates of each kernel."""
+    kind = numbers[:, AT["kind"]].astype(np.int64)
+    return np.where(kind < len(RATED), kind, RATED.index(REDUCTION))
+
+
+def parts_ns(numbers: Floats, rates: dict[str, Floats], costs: Floats, device: GeneratedConstants, share: Floats) -> Floats:
+    """What each part of a kernel's work takes by rates, a column of them for each kernel: the start, then what overlaps."""
     of = dict(zip(AT, numbers.T, strict=True))
     peak, sms = device.peak_bytes_per_ns / share, device.sms / share
+    busiest = np.maximum(1.0, of["blocks"] / sms) / of["blocks"]
     memory = (of["missed"] / rates["read"] + of["written"] / rates["write"]) / peak
-    cache = (of["asked"] + of["stored"]) / rates["cache"] + of["again"] / rates["again"]
-    cache += of["wasted_loads"] / rates["wasted_loads"] + of["wasted_stores"] / rates["wasted_stores"]
+    cache = of["block_loads"] / rates["cache"] + of["block_stores"] / rates["stores"] + of["scattered"] / rates["scattered"]
+    reached = (of["block_loads"] + of["block_stores"]) / rates["sm"] * busiest / device.peak_bytes_per_ns
     computed = np.stack([of[group] for group in FUNCTIONS], axis=1) @ costs
-    instructions = of["padded"] * (computed + rates["access_sm_ns"] * (of["loads"] + of["stores"])) / sms
-    chain = of["chain"] * np.sqrt(waves(of["blocks"], sms)) * rates["turn_ns"]
-    parts = np.stack([memory, cache / peak, of["atomics"] / rates["atomics"] / sms, instructions, chain])
-    result: Floats = rates["start_ns"] + ((parts + _NOTHING) ** sharpness).sum(axis=0) ** (1.0 / sharpness)
+    computed = of["padded"] * (computed + rates["access_sm_ns"] * (of["loads"] + of["stores"]))
+    issued = of["instructions"] * rates["instruction_sm_ns"] + of["blocks"] * rates["block_sm_ns"]
+    turn = rates["turn_ns"] * np.maximum(of["loops"], 1) + rates["reduce_ns"] * of["reductions"]
+    chain = np.sqrt(_waves(of, device, sms)) * of["turns"] * turn
+    atomics = of["atomics"] / rates["atomics"] / sms
+    return np.stack([rates["start_ns"], memory, cache / peak, reached, atomics, (computed + issued) * busiest, chain])
+
+
+def summed_ns(parts: Floats, sharpness: float) -> Floats:
+    """Of all parts together."""
+    result: Floats = parts[0] + ((parts[1:] + _NOTHING) ** sharpness).sum(axis=0) ** (1.0 / sharpness)
     return result
 
 
-def seen(numbers: Floats, summed: Floats) -> Floats:
-    """What trees see."""
-    of = dict(zip(AT, numbers.T, strict=True))
-    read, elements = of["read"] + 1.0, of["elements"]
-    return np.column_stack(
-        [
-            numbers,
-            summed,
-            (of["asked"] + of["again"]) / read,
-            of["wasted_loads"] / elements,
-            of["wasted_stores"] / elements,
-            of["missed"] / read,
-            (of["read"] + of["written"]) / elements,
-            of["blocks"],
-        ]
-    )
+def _waves(of: dict[str, Floats], device: GeneratedConstants, sms: Floats) -> Floats:
+    """How often a device is full of blocks."""
+    resident = np.clip(device.threads_per_sm / (_WARP * of["warps"]), 1, _MOST_BLOCKS)
+    result: Floats = np.ceil(of["blocks"] / (sms * resident))
+    return result
 
 
 def ranged(numbers: Floats) -> Floats:

@@ -12,14 +12,26 @@ import numpy as np
 
 from steptime._models.engine.stored import Floats
 from steptime._models.kernels.call import Call, TensorArg
-from steptime._models.kernels.forms.generated.traffic import Traffic, traffic_of
-from steptime._ops.generated import FOREACH, INDEX, LOAD, PERSISTENT, PLAIN, RANDOM, REDUCTION, GeneratedKernel
+from steptime._models.kernels.forms.generated.tiles import TileSectors, touched_by
+from steptime._models.kernels.forms.generated.traffic import SECTOR_BYTES, Traffic, traffic_of
+from steptime._ops.generated import (
+    FOREACH,
+    INDEX,
+    LOAD,
+    PERSISTENT,
+    PLAIN,
+    POINTWISE,
+    RANDOM,
+    REDUCTION,
+    SPLIT_SCAN,
+    GeneratedKernel,
+)
 from steptime._units import MIB
 from steptime.errors import InputError
 
-# Kinds that have rates of their own; the rest go as pointwise ones.
-RATED = ("", REDUCTION, PERSISTENT)
-_KINDS = (REDUCTION, PERSISTENT, FOREACH)
+# Kinds that have rates of their own; split scans go as reductions, the rest as pointwise ones.
+RATED = (POINTWISE, REDUCTION, PERSISTENT, FOREACH)
+_KINDS = (*RATED, SPLIT_SCAN)
 _HINTS = ("INNER", "OUTER", "OUTER_TINY", "DEFAULT")
 # Functions that take about as long as each other.
 FUNCTIONS: dict[str, tuple[str, ...]] = {
@@ -38,11 +50,6 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
 _GROUP = {name: group for group, names in FUNCTIONS.items() for name in names}
 # What is kept of a cache, in shares of it: where the bytes that arguments miss are looked at.
 _EDGES = (0.1, 0.3, 0.6, 0.9, 1.2, 1.8)
-# Inductor's usual blocks (torch/_inductor/runtime/triton_heuristics.py): elements of a pointwise one, the most that a loop
-# takes of a row at once, of columns, and of neither.
-_BLOCK, _ALONG, _ACROSS, _BETWEEN = 1024, 2048, 64, 256
-_COLUMNS_OF_BLOCK = 32
-_RESIDENT = 8  # blocks that a multiprocessor runs at once
 _SMALL_BYTES = 1e5
 _KEPT = 1 << 14
 LONG_AGO_BYTES = 1 << 40
@@ -50,11 +57,13 @@ LONG_AGO_BYTES = 1 << 40
 _AGES = tuple(MIB * edge for edge in (0, 1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64, 80, 96, 128))
 
 COLUMNS = (
-    *("elements", "padded", "reduced", "across", "y", "read", "written", "missed"),
+    *("elements", "reduced", "across", "y", "read", "written", "missed"),
     *(f"missed{number}" for number in range(len(_EDGES) - 1)),
-    *("asked", "again", "wasted_loads", "stored", "wasted_stores", "indirect", "atomics", "contended", "loads", "stores"),
+    *("asked", "again", "stored", "indirect", "atomics", "contended", "loads", "stores"),
     *("vector", "largest", "small", *FUNCTIONS, "reductions", "loops", "parts", "rows", "kind", "hint"),
-    *("least_item", "most_item", "load_count", "store_count", "inner", "masked", "chain", "blocks"),
+    *("least_item", "most_item", "load_count", "store_count", "inner", "masked"),
+    *("warp_loads", "block_loads", "warp_stores", "block_stores", "scattered", "instructions"),
+    *("blocks", "warps", "turns", "tile", "padded"),
 )
 AT: Mapping[str, int] = {name: place for place, name in enumerate(COLUMNS)}
 
@@ -64,6 +73,7 @@ class GeneratedConstants:
     """Of a device."""
 
     sms: float
+    threads_per_sm: float
     peak_bytes_per_ns: float
     l2_bytes: float
     # Bytes touched up to which all that was read or written is in the cache, and from which on nothing is.
@@ -118,48 +128,43 @@ def _row(call: Call, device: GeneratedConstants, share: float) -> tuple[float, .
     inner = [term.extent for access in kernel.accesses for term in access.terms if abs(term.stride) == 1]
     footprints = [*moved.read, *moved.written]
     return (
-        *(elements, across * _padded(kernel, reduced), reduced, across, kernel.extent("y")),
+        *(elements, reduced, across, kernel.extent("y")),
         *(sum(moved.read), sum(moved.written), missed, *between),
         *_asked(moved),
         *(moved.vector_bytes, max(footprints, default=0.0), sum(each for each in moved.read if each < _SMALL_BYTES)),
         *groups.values(),
-        *(kernel.reductions, loops, kernel.parts, kernel.rows, _place(kernel.kind, _KINDS), _place(kernel.hint, _HINTS)),
+        *(kernel.reductions, loops, kernel.parts, kernel.rows, _kind(kernel.kind), _place(kernel.hint, _HINTS)),
         *(min(items), max(items), loads, len(kernel.accesses) - loads, min(inner, default=1)),
-        *(sum(access.share < 1 for access in kernel.accesses), *_chain(kernel, elements, reduced, across, loops)),
+        *(sum(access.share < 1 for access in kernel.accesses), *_divided(touched_by(kernel))),
     )
 
 
 def _asked(moved: Traffic) -> tuple[float, ...]:
-    loads = (moved.asked_bytes, moved.again_bytes, moved.wasted_loads)
-    stores = (moved.stored_bytes, moved.wasted_stores)
-    return (*loads, *stores, moved.indirect_bytes, moved.atomics, moved.contended, moved.loads, moved.stores)
+    return (
+        moved.asked_bytes,
+        moved.again_bytes,
+        moved.stored_bytes,
+        moved.indirect_bytes,
+        moved.atomics,
+        moved.contended,
+        moved.loads,
+        moved.stores,
+    )
 
 
 def _place(name: str, names: Sequence[str]) -> int:
     return names.index(name) + 1 if name in names else 0
 
 
-def _padded(kernel: GeneratedKernel, reduced: int) -> int:
-    """What a row is computed as: blocks are powers of two."""
-    whole = 1 << max(reduced - 1, 0).bit_length()
-    if kernel.kind == PERSISTENT:
-        return whole
-    return min(whole, -(-reduced // _ALONG) * _ALONG) if kernel.hint == "INNER" else reduced
+def _kind(kind: str) -> int:
+    return _KINDS.index(kind) if kind in _KINDS else 0
 
 
-def _chain(kernel: GeneratedKernel, elements: int, reduced: int, across: float, loops: int) -> tuple[float, float]:
-    """Turns of its loops that a block takes one after the other, and how many blocks there are, by Inductor's usual sizes."""
-    if kernel.kind == REDUCTION:
-        inner = kernel.hint == "INNER"
-        step = _ALONG if inner else _ACROSS if kernel.hint == "OUTER" else _BETWEEN
-        return math.ceil(reduced / step) * max(loops, 1), math.ceil(across / (1 if inner else _COLUMNS_OF_BLOCK))
-    if kernel.kind == PERSISTENT:
-        rows = kernel.rows or max(_BLOCK // reduced, 1)
-        return max(kernel.rows, 1), math.ceil(across / rows)
-    return 1, math.ceil(elements / _BLOCK)
-
-
-def waves(blocks: Floats, sms: Floats) -> Floats:
-    """How often a device is full of blocks."""
-    result: Floats = np.ceil(blocks / (_RESIDENT * sms))
-    return result
+def _divided(touched: TileSectors) -> tuple[float, ...]:
+    blocks = touched.blocks
+    sectors = (touched.loaded, touched.fetched, touched.stored, touched.written, touched.scattered)
+    return (
+        *(SECTOR_BYTES * count for count in sectors),
+        *(touched.instructions, blocks.count, blocks.warps, blocks.turns, blocks.elements),
+        blocks.count * blocks.turns * blocks.elements,
+    )

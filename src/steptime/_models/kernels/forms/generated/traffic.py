@@ -1,8 +1,6 @@
-"""What a generated kernel moves, by its accesses: bytes of memory, sectors asked of the cache, and what lies there already.
+"""What a generated kernel moves, by its accesses: bytes of memory, elements asked of the cache, and what lies there already.
 
-An access reaches a *footprint*: the sectors of 32 bytes that its terms touch, no more than its tensor has. A warp asks for the
-sectors that neighbouring elements lie in; Triton lays every access out along the axis where these are fewest
-(triton/lib/Dialect/TritonGPU/Transforms/Coalesce.cpp), within the tile that a block has.
+An access reaches a *footprint*: the sectors of 32 bytes that its terms touch, no more than its tensor has.
 """
 
 from __future__ import annotations
@@ -13,14 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
-
 from steptime._ops.generated import ATOMIC, FOREACH, LOAD, Access, GeneratedKernel
 
 SECTOR_BYTES = 32
-# Elements of a tile along one axis, where it has that one alone and where there are others: what Inductor's usual blocks give
-# a warp (torch/_inductor/runtime/triton_heuristics.py).
-_TILE, _TILE_OF_SEVERAL = 128, 64
 _KEPT = 1 << 13
 
 
@@ -32,9 +25,7 @@ class Traffic:
     written: tuple[float, ...]
     asked_bytes: float  # of the cache by loads, as useful elements
     again_bytes: float  # that an earlier loop over the same rows has loaded: mostly from the caches of multiprocessors
-    wasted_loads: float  # bytes of sectors beside those
     stored_bytes: float
-    wasted_stores: float
     indirect_bytes: float  # of those asked and stored, by loaded indices
     atomics: float
     contended: float  # atomic additions for each element that they are made to
@@ -60,7 +51,6 @@ def traffic_of(kernel: GeneratedKernel, sizes: tuple[int, ...]) -> Traffic:
     footprints: dict[tuple[bool, int], dict[object, float]] = defaultdict(dict)
     sums: dict[str, float] = defaultdict(float)
     total, scattered, vector = max(kernel.elements, 1), 1.0, 16
-    tile = _TILE if len(kernel.extents) == 1 else _TILE_OF_SEVERAL
     for access in kernel.accesses:
         size, loads = sizes[access.argument], access.kind == LOAD
         often = _iterations(kernel, access, total)
@@ -70,9 +60,7 @@ def traffic_of(kernel: GeneratedKernel, sizes: tuple[int, ...]) -> Traffic:
         again = loads and place in footprints[loads, access.argument]
         footprints[loads, access.argument][place] = reached
         useful = often * access.item_bytes
-        wasted = max(often * _sectors(access, kernel, tile) * SECTOR_BYTES - useful, 0.0)
         sums["again" if again else "asked" if loads else "stored"] += useful
-        sums["wasted loads" if loads else "wasted stores"] += wasted
         sums["loads" if loads else "stores"] += often / total
         sums["indirect"] += useful if access.indirect else 0.0
         if access.kind == ATOMIC:
@@ -87,16 +75,7 @@ def traffic_of(kernel: GeneratedKernel, sizes: tuple[int, ...]) -> Traffic:
         for loads in (True, False)
     )
     return Traffic(
-        *(
-            read,
-            written,
-            sums["asked"],
-            sums["again"],
-            sums["wasted loads"],
-            sums["stored"],
-            sums["wasted stores"],
-            sums["indirect"],
-        ),
+        *(read, written, sums["asked"], sums["again"], sums["stored"], sums["indirect"]),
         *(sums["atomics"], 1.0 / max(scattered, 1e-9) if sums["atomics"] else 0.0, sums["loads"], sums["stores"], vector),
     )
 
@@ -124,19 +103,3 @@ def footprint(access: Access) -> int:
         else:
             count *= term.extent
     return count * -(-span // SECTOR_BYTES) * SECTOR_BYTES
-
-
-def _sectors(access: Access, kernel: GeneratedKernel, tile: int) -> float:
-    """Sectors for each element, along the axis where they are fewest."""
-    fewest = 1.0
-    for axis, extent in kernel.extents:
-        count = min(extent, tile)
-        if count <= 1:
-            continue
-        along = np.arange(count)
-        address = np.zeros(count, dtype=np.int64)
-        for term in access.terms:
-            if term.axis == axis:
-                address += (along // max(term.every, 1)) % max(term.extent, 1) * term.stride
-        fewest = min(fewest, len(np.unique(address * access.item_bytes // SECTOR_BYTES)) / count)
-    return fewest
