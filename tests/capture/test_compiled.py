@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -126,7 +127,7 @@ def test_gradients_that_a_graph_made_are_not_copied_for_another_and_graphs_that_
 
     counts = []
     for drop in (0.0, 0.1):
-        table = op_table(captured(lambda drop=drop: make(drop)))
+        table = op_table(captured(partial(make, drop)))
         graphs = [row for row, name in enumerate(table.names) if name.startswith("cudagraph:")]
         assert len(graphs) == 3
         copied = [row for row, name in enumerate(table.names) if name == "aten::_foreach_copy_"]

@@ -19,20 +19,26 @@ from steptime._ops.generated import (
     STORE,
     TEMPLATE,
     Access,
+    AddressTerm,
     GeneratedKernel,
-    Term,
 )
 
 
 def _rows(kind: str, hint: str, rows: int, width: int, stride: int = 1) -> GeneratedKernel:
-    load = Access(LOAD, 0, 4, (Term("r0", 1, width, stride), Term("x", 1, rows, width * stride)), loop=int(kind == REDUCTION))
-    store = Access(STORE, 1, 4, (Term("x", 1, rows, 1),))
+    load = Access(
+        LOAD,
+        0,
+        4,
+        (AddressTerm("r0", 1, width, stride), AddressTerm("x", 1, rows, width * stride)),
+        loop=int(kind == REDUCTION),
+    )
+    store = Access(STORE, 1, 4, (AddressTerm("x", 1, rows, 1),))
     arguments = (("in_ptr0", "float32"), ("out_ptr0", "float32"))
     return GeneratedKernel("triton_0", kind, (("x", rows), ("r0", width)), hint, arguments, (load, store), reductions=1)
 
 
 def _shifted(*offsets: int) -> GeneratedKernel:
-    loads = [Access(LOAD, 0, 4, (Term("x", 1, 1 << 16, 1),), offset=offset) for offset in offsets]
+    loads = [Access(LOAD, 0, 4, (AddressTerm("x", 1, 1 << 16, 1),), offset=offset) for offset in offsets]
     return GeneratedKernel("triton_1", POINTWISE, (("x", 1 << 16),), "", (("in_ptr0", "float32"),), tuple(loads))
 
 

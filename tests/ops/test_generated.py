@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptime._ops.generated import ATOMIC, LOAD, STORE, Access, GeneratedKernel, Term, coarse
+from steptime._ops.generated import ATOMIC, LOAD, STORE, Access, AddressTerm, GeneratedKernel, coarse
 from steptime._ops.triton_index import Index, index_of
 from steptime._ops.triton_source import described
 from steptime._program.program import Tensor
@@ -140,7 +140,7 @@ def test_damaged_text_is_one_clear_line(source: Path, data: st.DataObject) -> No
 def test_terms_are_the_addresses(first: int, second: int, third: int, offset: int) -> None:
     extent = first * second * third
     expression = f"({offset}) + 5*(x % {first}) + {first}*((x // {first}) % {second}) + 100*(x // {first * second})"
-    known = {"x": Index((Term("x", 1, extent, 1),) if extent > 1 else ())}
+    known = {"x": Index((AddressTerm("x", 1, extent, 1),) if extent > 1 else ())}
     found = index_of(ast.parse(expression, mode="eval").body, known)
     for x in range(extent):
         parts = sum((x // term.every) % term.extent * term.stride for term in found.terms)
@@ -149,7 +149,7 @@ def test_terms_are_the_addresses(first: int, second: int, third: int, offset: in
 
 @given(st.integers(1, 50), st.integers(1, 50), st.integers(1, 2000))
 def test_remainders_reach_no_further_than_their_divisor(inner: int, outer: int, divisor: int) -> None:
-    whole = Index((Term("r0", 1, inner, 1), Term("x", 1, outer, inner)))
+    whole = Index((AddressTerm("r0", 1, inner, 1), AddressTerm("x", 1, outer, inner)))
     found = whole.modulo(divisor)
     assert math.prod(term.extent for term in found.terms) <= 2 * min(divisor, inner * outer)
 

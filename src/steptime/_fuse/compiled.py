@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from steptime._fuse.inlining import Inlining
 from steptime._fuse.kernels import FusedOp, KernelWriter
 from steptime._fuse.lowering import Lowering
-from steptime._fuse.nodes import Node
+from steptime._fuse.nodes import LoopNode
 from steptime._fuse.ops import channels_last, handler
 from steptime._fuse.regions import COMPILED_PHASES, Compiles, Stays, regions
-from steptime._fuse.schedule import Group, scheduled
+from steptime._fuse.schedule import FusedGroup, scheduled
 from steptime._fuse.splits import Processors
 from steptime._hardware.device import DeviceLimits
 from steptime._models.kernels.from_ops import COLLECTIVE, COMPUTE, questions_of
@@ -131,7 +131,7 @@ def _compiled(program: Program, processors: Processors, mode: str) -> CompiledPr
     nodes = inlining.run()
     fresh = itertools.count(max((value.tensor.storage or 0 for value in lowering.values), default=0) + (1 << 20))
     writer = KernelWriter(nodes, lowering.values, inlining.ops, processors, fresh)
-    by_segment: dict[int, dict[int, Node]] = defaultdict(dict)
+    by_segment: dict[int, dict[int, LoopNode]] = defaultdict(dict)
     for number, node in nodes.items():
         by_segment[node.segment][number] = node
     groups = {segment: scheduled(inside, lowering.values, processors) for segment, inside in by_segment.items()}
@@ -149,8 +149,8 @@ class _Emitter:
         program: Program,
         table: OpTable,
         mode: str,
-        nodes: Mapping[int, Node],
-        groups: Mapping[int, Sequence[Group]],
+        nodes: Mapping[int, LoopNode],
+        groups: Mapping[int, Sequence[FusedGroup]],
         writer: KernelWriter,
         fresh: Iterator[int],
     ) -> None:
@@ -250,7 +250,7 @@ class _Emitter:
             return parent
         return self._write(ADDS_TO_KEPT, around, parent, int(ops.signature[around]), int(ops.sequence[around]))
 
-    def _group(self, group: Group, parent: int) -> None:
+    def _group(self, group: FusedGroup, parent: int) -> None:
         numbers = (*group.nodes, *group.columns)
         if group.calls:
             node = self._nodes[group.nodes[0]]

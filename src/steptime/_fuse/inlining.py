@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from steptime._fuse.nodes import Kind, Node, Read, Value
+from steptime._fuse.nodes import LoopKind, LoopNode, Read, Value
 
 _READS, _READS_OF_ONE = 4, 8  # of a value with several readers, and with one
 _SMALL = 8  # a read of so many times fewer elements costs nothing
@@ -29,7 +29,7 @@ class _Expression:
 class Inlining:
     """Goes through nodes in order and decides about every value."""
 
-    def __init__(self, nodes: Sequence[Node], values: Sequence[Value]) -> None:
+    def __init__(self, nodes: Sequence[LoopNode], values: Sequence[Value]) -> None:
         self._nodes, self._values = nodes, values
         self._inside: dict[int, _Expression] = {}
         self.ops: dict[int, frozenset[tuple[int, str]]] = {}  # by node: rows and names of ops that went into it
@@ -46,7 +46,7 @@ class Inlining:
         wanted: set[int] = set()
         for number in range(len(self._nodes) - 1, -1, -1):
             node = self._nodes[number]
-            leaves = node.kind is Kind.CALL or any(self._leaves(each) for each in node.writes)
+            leaves = node.kind is LoopKind.CALL or any(self._leaves(each) for each in node.writes)
             if leaves or any(reader in wanted for each in node.writes for reader in self._values[each].read_by):
                 wanted.add(number)
         return wanted
@@ -56,17 +56,17 @@ class Inlining:
         known = self._values[value]
         return known.kept or (not known.read_by and known.tensor.numel == 1)
 
-    def run(self) -> dict[int, Node]:
+    def run(self) -> dict[int, LoopNode]:
         """Nodes that are left, by number, with reads of written values alone."""
-        result: dict[int, Node] = {}
+        result: dict[int, LoopNode] = {}
         for number, node in enumerate(self._nodes):
             if number not in self._wanted:
                 continue
-            if node.kind is Kind.CALL:
+            if node.kind is LoopKind.CALL:
                 result[number] = node
                 continue
             reads, functions, ops = self._expanded(node)
-            if node.kind is Kind.POINTWISE and not any(self._written(each, node, reads) for each in node.writes):
+            if node.kind is LoopKind.POINTWISE and not any(self._written(each, node, reads) for each in node.writes):
                 expression = _Expression(tuple(reads), functions, ops)
                 self._inside.update(dict.fromkeys(node.writes, expression))
                 continue
@@ -75,7 +75,7 @@ class Inlining:
             result[number] = replace(node, reads=reads, loop=replace(node.loop, functions=functions))
         return result
 
-    def _expanded(self, node: Node) -> tuple[list[Read], Counter[str], frozenset[tuple[int, str]]]:
+    def _expanded(self, node: LoopNode) -> tuple[list[Read], Counter[str], frozenset[tuple[int, str]]]:
         reads: dict[Read, None] = {}
         functions, ops = Counter(node.loop.functions), {(node.row, node.label)}
         for read in node.reads:
@@ -99,12 +99,12 @@ class Inlining:
             return replace(leaf, tensor=replace(leaf.tensor, shape=view.shape, strides=None))
         return leaf
 
-    def _read_later(self, value: int, node: Node) -> bool:
+    def _read_later(self, value: int, node: LoopNode) -> bool:
         return not node.backward and any(
             self._nodes[reader].backward for reader in self._values[value].read_by if reader in self._wanted
         )
 
-    def _written(self, value: int, node: Node, reads: Sequence[Read]) -> bool:
+    def _written(self, value: int, node: LoopNode, reads: Sequence[Read]) -> bool:
         """Whether the result of a loop goes to memory."""
         known = self._values[value]
         readers = [reader for reader in known.read_by if reader in self._wanted]
@@ -112,7 +112,7 @@ class Inlining:
             return True
         for reader in readers:
             other = self._nodes[reader]
-            if other.kind is Kind.CALL or value in other.after:
+            if other.kind is LoopKind.CALL or value in other.after:
                 return True
             if other.segment != node.segment and other.backward == node.backward:
                 return True
@@ -120,7 +120,7 @@ class Inlining:
             return True
         return self._read_later(value, node) and not self._recomputed(value, node, reads)
 
-    def _recomputed(self, value: int, node: Node, reads: Sequence[Read]) -> bool:
+    def _recomputed(self, value: int, node: LoopNode, reads: Sequence[Read]) -> bool:
         """Whether backward computes a value again: from what it reads anyway, or from one tensor that is smaller."""
         if node.loop.random or any(self._values[each.value].overwritten for each in reads):
             return False

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from steptime._fuse.nodes import Kind, Node, Read, Value
-from steptime._fuse.schedule import Group
+from steptime._fuse.nodes import LoopKind, LoopNode, Read, Value
+from steptime._fuse.schedule import FusedGroup
 from steptime._fuse.splits import Processors, parts, persistent
 from steptime._ops.generated import (
     ATOMIC,
@@ -18,8 +18,8 @@ from steptime._ops.generated import (
     REDUCTION,
     STORE,
     Access,
+    AddressTerm,
     GeneratedKernel,
-    Term,
 )
 from steptime._program.program import Signature, Tensor
 from steptime._units import dtype_bytes
@@ -63,7 +63,7 @@ class KernelWriter:
 
     def __init__(
         self,
-        nodes: Mapping[int, Node],
+        nodes: Mapping[int, LoopNode],
         values: Sequence[Value],
         ops: Mapping[int, frozenset[tuple[int, str]]],
         processors: Processors,
@@ -76,7 +76,7 @@ class KernelWriter:
             for value in {each.value for each in node.reads} | set(node.after):
                 self._readers.setdefault(value, set()).add(number)
 
-    def written(self, group: Group) -> list[FusedOp]:
+    def written(self, group: FusedGroup) -> list[FusedOp]:
         """The ops of a group that is no call."""
         inside = {*group.nodes, *group.columns}
         made = {value for number in inside for value in self._nodes[number].writes}
@@ -95,7 +95,7 @@ class KernelWriter:
         known = self._values[value]
         return known.kept or bool(self._readers.get(value, set()) - inside) or not self._readers.get(value)
 
-    def _loads(self, group: Group, made: set[int]) -> list[Read]:
+    def _loads(self, group: FusedGroup, made: set[int]) -> list[Read]:
         """What is read from memory, each tensor once."""
         loads: dict[tuple[int, tuple[int, ...], tuple[int, ...] | None, int], Read] = {}
         for number in (*group.nodes, *group.columns):
@@ -116,7 +116,7 @@ class KernelWriter:
 
     def _kernel(
         self,
-        group: Group | _Stage,
+        group: FusedGroup | _KernelStage,
         loads: Sequence[Read],
         stores: Sequence[Tensor],
         functions: tuple[tuple[str, float], ...],
@@ -131,9 +131,9 @@ class KernelWriter:
         added = {id(self._values[value].tensor) for value in atomic}
 
         order = _order([*(read.tensor for read in loads if not read.indirect), *stores])
-        columns = group.columns_of if isinstance(group, _Stage) else 0
+        columns = group.columns_of if isinstance(group, _KernelStage) else 0
 
-        def laid(tensor: Tensor, *, indirect: bool) -> tuple[Term, ...]:
+        def laid(tensor: Tensor, *, indirect: bool) -> tuple[AddressTerm, ...]:
             if columns and not group.inner and tensor.numel == size * reduced:
                 return _divided_columns(columns, size // columns, reduced)
             return _terms(_ordered(tensor, order), size, reduced, inner=group.inner, indirect=indirect)
@@ -163,7 +163,7 @@ class KernelWriter:
             rows=rows,
         )
 
-    def _passes(self, group: Group | _Stage) -> dict[int, tuple[int, ...]]:
+    def _passes(self, group: FusedGroup | _KernelStage) -> dict[int, tuple[int, ...]]:
         """Per value, in which passes over the reduced elements a kernel reads it that does not hold them all at once."""
         of_value: dict[int, int] = {}
         found: dict[int, set[int]] = {}
@@ -172,7 +172,7 @@ class KernelWriter:
             at = max((of_value.get(read.value, 1) for read in node.reads), default=1)
             for read in node.reads:
                 found.setdefault(read.value, set()).add(at)
-            of_value.update(dict.fromkeys(node.writes, at + (node.kind is Kind.REDUCTION)))
+            of_value.update(dict.fromkeys(node.writes, at + (node.kind is LoopKind.REDUCTION)))
         return {value: tuple(sorted(each)) for value, each in found.items()}
 
     def _op(
@@ -193,21 +193,21 @@ class KernelWriter:
         return Tensor(shape, "float32", strides, next(self._fresh), number, 0, like.device)
 
     def _divided(
-        self, group: Group, loads: Sequence[Read], stores: Sequence[int], rows: tuple[int, ...], labels: set[str]
+        self, group: FusedGroup, loads: Sequence[Read], stores: Sequence[int], rows: tuple[int, ...], labels: set[str]
     ) -> list[FusedOp]:
         """A reduction in two kernels or more: parts of it, and these summed with what comes after.
 
         Sums that a kernel makes parts of are finished one by one; means and deviations, which belong together, at once, and
         divided again where they are many.
         """
-        reducing = [number for number in group.nodes if self._nodes[number].kind is Kind.REDUCTION]
+        reducing = [number for number in group.nodes if self._nodes[number].kind is LoopKind.REDUCTION]
         results = [value for number in reducing for value in self._nodes[number].writes]
         like = self._values[results[0]].tensor
         between = [self._partial(like, (group.split, group.size)) for _ in results]
         whole = [value for value in stores if self._values[value].tensor.numel >= group.size * group.reduced]
         first_loads = [read for read in loads if read.numel > group.size or group.size == 1 or read.indirect]
         first_stores = [*(self._values[value].tensor for value in whole), *between]
-        split = _Stage(group.size * group.split, -(-group.reduced // group.split), group)
+        split = _KernelStage(group.size * group.split, -(-group.reduced // group.split), group)
         first = self._kernel(split, first_loads, first_stores, self._functions(reducing))
         result = [self._op(first, first_loads, first_stores, rows, labels)]
         together = not all(self._nodes[number].loop.sums for number in reducing)
@@ -218,14 +218,14 @@ class KernelWriter:
             left, partly = group.split, partial
             while together and (again := parts(group.size, left, self._processors, inner=False)) > 1:
                 fewer = [self._partial(like, (again, group.size)) for _ in partly]
-                stage = _Stage(group.size * again, -(-left // again))
+                stage = _KernelStage(group.size * again, -(-left // again))
                 reads = [Read(-1, tensor) for tensor in partly]
                 result.append(self._after(self._kernel(stage, reads, fewer, _ADDED), reads, fewer, rows, labels))
                 partly, left = fewer, again
             reads = [*(Read(-1, tensor) for tensor in partly), *(others if at == 0 else ())]
             outputs = last_stores or [self._values[results[at]].tensor]
             result.append(
-                self._after(self._kernel(_Stage(group.size, left), reads, outputs, _ADDED), reads, outputs, rows, labels)
+                self._after(self._kernel(_KernelStage(group.size, left), reads, outputs, _ADDED), reads, outputs, rows, labels)
             )
         return result
 
@@ -240,7 +240,7 @@ class KernelWriter:
         return replace(self._op(kernel, loads, stores, rows, labels), leads=False)
 
     def _mixed(
-        self, group: Group, loads: Sequence[Read], stores: Sequence[int], rows: tuple[int, ...], labels: set[str]
+        self, group: FusedGroup, loads: Sequence[Read], stores: Sequence[int], rows: tuple[int, ...], labels: set[str]
     ) -> list[FusedOp]:
         """Sums along rows with partial sums down columns in one kernel; PyTorch's own sums of the partial ones follow."""
         blocks = self._processors.count * _BLOCKS_EACH
@@ -260,15 +260,15 @@ class KernelWriter:
             result.append(FusedOp("aten::sum", signature, rows, generated=False, leads=False))
             if summed is not output:
                 reads = [Read(-1, summed)]
-                cast = self._kernel(_Stage(output.numel, 1), reads, [output], _ADDED)
+                cast = self._kernel(_KernelStage(output.numel, 1), reads, [output], _ADDED)
                 result.append(self._after(cast, reads, [output], rows, labels))
         return result
 
 
-class _Stage:
+class _KernelStage:
     """A kernel beside those of groups: a part of a divided reduction, or the sum of parts, which lie side by side."""
 
-    def __init__(self, size: int, reduced: int, of: Group | None = None) -> None:
+    def __init__(self, size: int, reduced: int, of: FusedGroup | None = None) -> None:
         self.size, self.reduced = size, reduced
         self.inner = of is not None and of.inner
         self.nodes: Sequence[int] = () if of is None else of.nodes
@@ -281,11 +281,15 @@ class _Stage:
         return self.reduced > 1
 
 
-def _terms(tensor: Tensor, size: int, reduced: int, *, inner: bool, indirect: bool) -> tuple[Term, ...]:
+def _terms(tensor: Tensor, size: int, reduced: int, *, inner: bool, indirect: bool) -> tuple[AddressTerm, ...]:
     """Where a tensor's elements lie, along the axes of a kernel of `size` results of `reduced` elements each."""
     whole = size * reduced
     if indirect and tensor.numel > whole:
-        return _along("x", (size,), (1,), size) if reduced == 1 else (Term("r0", 1, reduced, 1), Term("x", 1, size, reduced))
+        return (
+            _along("x", (size,), (1,), size)
+            if reduced == 1
+            else (AddressTerm("r0", 1, reduced, 1), AddressTerm("x", 1, size, reduced))
+        )
     dims = [(length, stride) for length, stride in _laid(tensor) if length > 1]
     if not dims:
         return ()
@@ -305,14 +309,18 @@ def _terms(tensor: Tensor, size: int, reduced: int, *, inner: bool, indirect: bo
             return (*_along("x", lengths[cut:], strides[cut:], size), *_along("r0", lengths[:cut], strides[:cut], reduced))
     # Dimensions that no axis ends between: as if row by row.
     fast, slow = (reduced, size) if inner else (size, reduced)
-    first = Term("r0" if inner else "x", 1, min(fast, numel), 1)
+    first = AddressTerm("r0" if inner else "x", 1, min(fast, numel), 1)
     rest = numel // min(fast, numel)
-    return (first, Term("x" if inner else "r0", 1, min(rest, slow), min(fast, numel))) if rest > 1 else (first,)
+    return (first, AddressTerm("x" if inner else "r0", 1, min(rest, slow), min(fast, numel))) if rest > 1 else (first,)
 
 
-def _divided_columns(columns: int, parts_of: int, each: int) -> tuple[Term, ...]:
+def _divided_columns(columns: int, parts_of: int, each: int) -> tuple[AddressTerm, ...]:
     """All of a matrix whose columns are reduced in parts."""
-    return (Term("x", 1, columns, 1), Term("x", columns, parts_of, columns * each), Term("r0", 1, each, columns))
+    return (
+        AddressTerm("x", 1, columns, 1),
+        AddressTerm("x", columns, parts_of, columns * each),
+        AddressTerm("r0", 1, each, columns),
+    )
 
 
 def _order(tensors: Sequence[Tensor]) -> tuple[int, ...]:
@@ -338,7 +346,7 @@ def _laid(tensor: Tensor) -> list[tuple[int, int]]:
     return list(zip(tensor.shape, strides, strict=True))
 
 
-def _along(axis: str, lengths: Sequence[int], strides: Sequence[int], extent: int) -> tuple[Term, ...]:
+def _along(axis: str, lengths: Sequence[int], strides: Sequence[int], extent: int) -> tuple[AddressTerm, ...]:
     """Dimensions of a tensor along one axis, the fastest last; those that lie as one are one."""
     merged: list[tuple[int, int]] = []
     for length, stride in zip(lengths, strides, strict=True):
@@ -349,6 +357,6 @@ def _along(axis: str, lengths: Sequence[int], strides: Sequence[int], extent: in
     terms, every = [], 1
     for length, stride in reversed(merged):
         if stride and every < extent:
-            terms.append(Term(axis, every, length, stride))
+            terms.append(AddressTerm(axis, every, length, stride))
         every *= length
     return tuple(terms)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from steptime._fuse.nodes import Kind, Loop, Node, Read, Value
+from steptime._fuse.nodes import Loop, LoopKind, LoopNode, Read, Value
 from steptime._ops.table import on_device, op_table
 from steptime._program.program import Program, Signature, Tensor, tensors_in
 from steptime._program.program import Value as Argument
@@ -43,7 +43,7 @@ class Lowering:
         """`channels_last`: images lie so, whatever layout the eager ops had."""
         self._table = op_table(program)
         self._handler, self.channels_last = handler, channels_last
-        self.nodes: list[Node] = []
+        self.nodes: list[LoopNode] = []
         self.values: list[Value] = []
         self._current: dict[int, int] = {}  # storage -> the value that is there
         self._segment, self._backward, self._temporaries = 0, False, 0
@@ -92,7 +92,7 @@ class Lowering:
 
     # Nodes
 
-    def node(self, kind: Kind, op: Op, label: str, reads: Sequence[Read], writes: Sequence[Tensor], loop: Loop) -> Node:
+    def node(self, kind: LoopKind, op: Op, label: str, reads: Sequence[Read], writes: Sequence[Tensor], loop: Loop) -> LoopNode:
         """Adds a node; what it writes are new values, which follow what was in their memory if they fill a part of it."""
         number = len(self.nodes)
         read = {each.value for each in reads}
@@ -106,14 +106,14 @@ class Lowering:
         for each in {*read, *after}:
             self.values[each].read_by.append(number)
         made = [self._new(each, number) for each in writes]
-        node = Node(kind, op.row, label, self._segment, self._backward, list(reads), made, loop, tuple(after))
+        node = LoopNode(kind, op.row, label, self._segment, self._backward, list(reads), made, loop, tuple(after))
         self.nodes.append(node)
         return node
 
     def call(self, op: Op, label: str, signature: Signature | None = None) -> None:
         """A call that stays, with its own arguments or others. What it writes in place is a new value."""
         taken, given = (op.inputs, op.outputs) if signature is None else (_there(signature.inputs), _there(signature.outputs))
-        node = self.node(Kind.CALL, op, label, [self.read(each) for each in taken], given, Loop())
+        node = self.node(LoopKind.CALL, op, label, [self.read(each) for each in taken], given, Loop())
         node.signature = signature
 
     def made_here(self, tensor: Tensor) -> bool:
@@ -123,7 +123,7 @@ class Lowering:
     def loop(self, op: Op, label: str, inputs: Sequence[Tensor], output: Tensor, functions: Counter[str]) -> None:
         """One loop over the elements of a result."""
         reads = list(dict.fromkeys(map(self.read, inputs)))
-        self.node(Kind.POINTWISE, op, label, reads, [output], Loop(output.numel, functions=functions))
+        self.node(LoopKind.POINTWISE, op, label, reads, [output], Loop(output.numel, functions=functions))
 
     def temporary(self, like: Tensor, shape: tuple[int, ...], dtype: str = "float32") -> Tensor:
         """A tensor between two nodes of one op. Its memory has a number of its own, below those of storages."""
@@ -139,7 +139,7 @@ class Lowering:
         """One reduction, or several of the same data."""
         reads = list(dict.fromkeys(map(self.read, inputs)))
         cost = loop.functions or Counter(plain=1)
-        self.node(Kind.REDUCTION, op, label, reads, outputs, replace(loop, functions=cost, reductions=len(outputs)))
+        self.node(LoopKind.REDUCTION, op, label, reads, outputs, replace(loop, functions=cost, reductions=len(outputs)))
 
 
 def _there(values: Sequence[Argument]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""`Node`: what one op computes, as a loop over elements (perhaps with a reduction) or as a call of a library.
+"""`LoopNode`: what one op computes, as a loop over elements (perhaps with a reduction) or as a call of a library.
 
 Values are tensors at a time: an op in place makes a new value in the memory of the old one.
 """
@@ -15,7 +15,7 @@ from steptime._program.program import Signature, Tensor
 from steptime._units import dtype_bytes
 
 
-class Kind(IntEnum):
+class LoopKind(IntEnum):
     """What a node is to the scheduler."""
 
     POINTWISE = 0
@@ -52,10 +52,10 @@ class Loop:
 
 
 @dataclass(slots=True)
-class Node:
+class LoopNode:
     """One loop or call."""
 
-    kind: Kind
+    kind: LoopKind
     row: int  # of the op
     label: str  # the op's name, as kernels are named after it
     segment: int  # nodes of one segment are compiled together

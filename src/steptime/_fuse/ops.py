@@ -9,7 +9,7 @@ import math
 from collections import Counter
 
 from steptime._fuse.lowering import Handler, Lowering, Op, as_channels_last, key_of
-from steptime._fuse.nodes import Kind, Loop, functions_of
+from steptime._fuse.nodes import Loop, LoopKind, functions_of
 from steptime._ops.table import op_table
 from steptime._program.program import Phase, Program, Signature, Tensor
 from steptime._program.program import Value as Argument
@@ -64,7 +64,7 @@ def _constant(into: Lowering, label: str, op: Op) -> None:
 
 def _drawn(into: Lowering, label: str, op: Op) -> None:
     loop = Loop(op.outputs[0].numel, functions=Counter(rand=1), random=True)
-    into.node(Kind.POINTWISE, op, label.rstrip("_"), [], op.outputs[:1], loop)
+    into.node(LoopKind.POINTWISE, op, label.rstrip("_"), [], op.outputs[:1], loop)
 
 
 def _dropout(into: Lowering, label: str, op: Op) -> None:
@@ -73,7 +73,7 @@ def _dropout(into: Lowering, label: str, op: Op) -> None:
         into.loop(op, label, op.inputs[:1], op.outputs[0], Counter(plain=1))
         return
     drawn = Loop(mask.numel, functions=Counter(rand=1, plain=2), random=True)
-    into.node(Kind.POINTWISE, op, label, [], [mask], drawn)
+    into.node(LoopKind.POINTWISE, op, label, [], [mask], drawn)
     into.loop(op, label, [op.inputs[0], mask], op.outputs[0], Counter(plain=2))
 
 
@@ -178,7 +178,7 @@ def _nll(into: Lowering, label: str, op: Op) -> None:
     scores, target = op.inputs[0], op.inputs[1]
     picked = into.temporary(scores, (target.numel,))
     reads = [into.read(scores, indirect=True), into.read(target)]
-    into.node(Kind.POINTWISE, op, label, reads, [picked], Loop(target.numel, functions=Counter(plain=3)))
+    into.node(LoopKind.POINTWISE, op, label, reads, [picked], Loop(target.numel, functions=Counter(plain=3)))
     into.reduce(op, label, [picked], op.outputs[:1], Loop(1, target.numel))
     for other in op.outputs[1:]:
         into.reduce(op, label, [target], [other], Loop(1, target.numel))
@@ -195,7 +195,7 @@ def _gathered(into: Lowering, label: str, op: Op) -> None:
     output = op.outputs[0]
     places = [into.read(each) for each in op.inputs[1:] if key_of(each) != key_of(output)]
     reads = [into.read(op.inputs[0], indirect=True), *places]
-    into.node(Kind.POINTWISE, op, label, reads, [output], Loop(output.numel, functions=Counter(plain=2)))
+    into.node(LoopKind.POINTWISE, op, label, reads, [output], Loop(output.numel, functions=Counter(plain=2)))
 
 
 def _scattered(into: Lowering, label: str, op: Op) -> None:
@@ -205,9 +205,9 @@ def _scattered(into: Lowering, label: str, op: Op) -> None:
     sources = op.inputs if backward else op.inputs[1:]
     if not label.endswith("_"):
         base = [] if backward else [into.read(op.inputs[0])]
-        into.node(Kind.POINTWISE, op, label, base, [output], Loop(output.numel, functions=Counter(plain=1)))
+        into.node(LoopKind.POINTWISE, op, label, base, [output], Loop(output.numel, functions=Counter(plain=1)))
     added = Loop(max((each.numel for each in sources), default=1), functions=Counter(plain=2), atomic=True)
-    into.node(Kind.POINTWISE, op, label.rstrip("_"), [into.read(each) for each in sources], [output], added)
+    into.node(LoopKind.POINTWISE, op, label.rstrip("_"), [into.read(each) for each in sources], [output], added)
 
 
 def _channels(tensor: Tensor) -> tuple[int, int, bool]:

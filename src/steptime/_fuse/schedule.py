@@ -10,7 +10,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from steptime._fuse.nodes import Kind, Node, Value
+from steptime._fuse.nodes import LoopKind, LoopNode, Value
 from steptime._fuse.splits import Processors, mixed, parts
 
 _ROUNDS = 10
@@ -18,18 +18,18 @@ _MOST_READERS = 64  # of a value that are looked at together
 _MOST_NODES = 64  # of a kernel
 
 
-class Group:
+class FusedGroup:
     """Nodes that become one kernel. `columns` are those that sum down columns in a kernel that goes along rows."""
 
     __slots__ = ("calls", "columns", "first", "inner", "last", "nodes", "reads", "reduced", "size", "split", "writes")
 
-    def __init__(self, number: int, node: Node, processors: Processors) -> None:
+    def __init__(self, number: int, node: LoopNode, processors: Processors) -> None:
         self.nodes, self.columns = [number], list[int]()
         self.first = self.last = number
-        self.calls = node.kind is Kind.CALL
+        self.calls = node.kind is LoopKind.CALL
         loop = node.loop
         self.size, self.reduced, self.inner = loop.size, loop.reduced, loop.inner
-        self.split = parts(loop.size, loop.reduced, processors, inner=loop.inner) if node.kind is Kind.REDUCTION else 1
+        self.split = parts(loop.size, loop.reduced, processors, inner=loop.inner) if node.kind is LoopKind.REDUCTION else 1
         self.reads = {each.value for each in node.reads} | set(node.after)
         self.writes = set(node.writes)
 
@@ -38,7 +38,7 @@ class Group:
         """Whether it has a reduction."""
         return self.reduced > 1
 
-    def join(self, other: Group, *, down: bool) -> None:
+    def join(self, other: FusedGroup, *, down: bool) -> None:
         """Takes another group in; `down`: its sums go down columns."""
         if not self.reduces and other.reduces:
             self.size, self.reduced, self.inner, self.split = other.size, other.reduced, other.inner, other.split
@@ -50,23 +50,23 @@ class Group:
 
 
 class _Scheduler:
-    def __init__(self, nodes: Mapping[int, Node], values: Sequence[Value], processors: Processors) -> None:
+    def __init__(self, nodes: Mapping[int, LoopNode], values: Sequence[Value], processors: Processors) -> None:
         self._nodes, self._values = nodes, values
-        self._group = {number: Group(number, node, processors) for number, node in nodes.items()}
+        self._group = {number: FusedGroup(number, node, processors) for number, node in nodes.items()}
         self._writer = {value: number for number, node in nodes.items() for value in node.writes}
         self._readers: dict[int, list[int]] = defaultdict(list)
         for number, node in nodes.items():
             for value in {each.value for each in node.reads} | set(node.after):
                 self._readers[value].append(number)
 
-    def run(self) -> list[Group]:
+    def run(self) -> list[FusedGroup]:
         for _ in range(_ROUNDS):
             if not self._round():
                 break
         return self._ordered()
 
     def _round(self) -> bool:
-        pairs: dict[tuple[int, int], tuple[Group, Group]] = {}
+        pairs: dict[tuple[int, int], tuple[FusedGroup, FusedGroup]] = {}
         for value, readers in self._readers.items():
             users = [self._group[number] for number in readers[:_MOST_READERS]]
             if value in self._writer:
@@ -94,11 +94,11 @@ class _Scheduler:
             joined = True
         return joined
 
-    def _shared(self, first: Group, second: Group) -> int:
+    def _shared(self, first: FusedGroup, second: FusedGroup) -> int:
         common = (first.reads & second.reads) | (first.writes & second.reads) | (second.writes & first.reads)
         return sum(self._values[each].nbytes for each in common)
 
-    def _agree(self, first: Group, second: Group) -> str | None:
+    def _agree(self, first: FusedGroup, second: FusedGroup) -> str | None:
         """How two groups fit into one kernel: `same` loops, or sums `down` columns beside others (`reversed`: in the first)."""
         if len(first.nodes) + len(second.nodes) > _MOST_NODES or (second.columns and first.columns):
             return None
@@ -118,7 +118,7 @@ class _Scheduler:
         after = loop is second and bool(rows.writes & loop.reads)
         return "same" if whole and not (after and rows.split > 1) else None
 
-    def _across(self, first: Group, second: Group) -> str | None:
+    def _across(self, first: FusedGroup, second: FusedGroup) -> str | None:
         """Sums along rows and sums down columns of the same data."""
         if (first.size, first.reduced) != (second.reduced, second.size) or first.inner == second.inner:
             return None
@@ -137,13 +137,13 @@ class _Scheduler:
             return None
         return "down" if along is first else "reversed"
 
-    def _cycle(self, first: Group, second: Group) -> bool:
+    def _cycle(self, first: FusedGroup, second: FusedGroup) -> bool:
         """Whether one of two groups needs a third that needs the other."""
         limit = max(first.last, second.last)
         seen: set[int] = {id(first), id(second)}
-        stack: list[Group] = []
+        stack: list[FusedGroup] = []
 
-        def follow(group: Group, *, direct: bool) -> bool:
+        def follow(group: FusedGroup, *, direct: bool) -> bool:
             for value in group.writes:
                 for reader in self._readers[value]:
                     after = self._group.get(reader)
@@ -164,11 +164,11 @@ class _Scheduler:
                 return True
         return False
 
-    def _ordered(self) -> list[Group]:
+    def _ordered(self) -> list[FusedGroup]:
         """Groups so that what one reads is there, else as the ops come."""
         groups = list({id(each): each for each in self._group.values()}.values())
         needs: dict[int, set[int]] = {id(each): set() for each in groups}
-        followers: dict[int, list[Group]] = defaultdict(list)
+        followers: dict[int, list[FusedGroup]] = defaultdict(list)
         for group in groups:
             for value in group.reads:
                 writer = self._writer.get(value)
@@ -191,6 +191,6 @@ class _Scheduler:
         return result
 
 
-def scheduled(nodes: Mapping[int, Node], values: Sequence[Value], processors: Processors) -> list[Group]:
+def scheduled(nodes: Mapping[int, LoopNode], values: Sequence[Value], processors: Processors) -> list[FusedGroup]:
     """Groups of the nodes of one segment, in order."""
     return _Scheduler(nodes, values, processors).run()

@@ -48,7 +48,7 @@ _ITEM_BYTES, _FUNCTIONS = 16, 1e5
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class AddressTerm:
     """A part of an address: `(index // every) % extent * stride`, in elements, of the index along an axis."""
 
     axis: str
@@ -69,7 +69,7 @@ class Access:
     kind: str
     argument: int
     item_bytes: int
-    terms: tuple[Term, ...] = ()
+    terms: tuple[AddressTerm, ...] = ()
     indirect: bool = False
     share: float = 1.0
     loop: int = 0
@@ -169,14 +169,14 @@ def coarse(name: str, reads: Sequence[Tensor], writes: Sequence[Tensor], kind: s
     return GeneratedKernel(name, kind, extents, "INNER" if reduces else "", arguments, accesses, functions, int(reduces))
 
 
-def _in_order(size: int, rows: int, width: int, *, reduces: bool) -> tuple[Term, ...]:
+def _in_order(size: int, rows: int, width: int, *, reduces: bool) -> tuple[AddressTerm, ...]:
     if not reduces or size <= 1:
-        return (Term("x", 1, size, 1),) if size > 1 else ()
+        return (AddressTerm("x", 1, size, 1),) if size > 1 else ()
     if size == rows:
-        return (Term("x", 1, size, 1),)
+        return (AddressTerm("x", 1, size, 1),)
     if size == width:
-        return (Term("r0", 1, size, 1),)
-    return (Term("r0", 1, width, 1), Term("x", 1, max(1, size // width), width))
+        return (AddressTerm("r0", 1, size, 1),)
+    return (AddressTerm("r0", 1, width, 1), AddressTerm("x", 1, max(1, size // width), width))
 
 
 def _plain_access(access: Access) -> list[Any]:
@@ -218,7 +218,9 @@ def _access(value: Any) -> Access:
         kind=ACCESSES[_count(kind)],
         argument=_count(argument),
         item_bytes=_count(item_bytes, _ITEM_BYTES),
-        terms=tuple(Term(_axis(axis), _count(every), _count(extent), _whole(stride)) for axis, every, extent, stride in terms),
+        terms=tuple(
+            AddressTerm(_axis(axis), _count(every), _count(extent), _whole(stride)) for axis, every, extent, stride in terms
+        ),
         indirect=bool(_count(indirect)),
         share=_share(share, 1),
         loop=_count(loop),

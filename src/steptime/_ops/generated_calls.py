@@ -22,8 +22,8 @@ from steptime._ops.generated import (
     STORE,
     TEMPLATE,
     Access,
+    AddressTerm,
     GeneratedKernel,
-    Term,
     coarse,
     kind_named,
 )
@@ -171,17 +171,17 @@ def _runs(tensor: Tensor) -> list[int]:
     return runs[1:] or runs
 
 
-def _terms(size: int, across: int, along: int, run: int) -> tuple[Term, ...]:
+def _terms(size: int, across: int, along: int, run: int) -> tuple[AddressTerm, ...]:
     """How so many elements are addressed: all in order, or the same ones again and again."""
     if size <= 1:
         return ()
     if along <= 1 or size == across:
-        return (Term("x", 1, size, 1),)
+        return (AddressTerm("x", 1, size, 1),)
     if size == along:
-        return (Term("r0", 1, size, 1),)
+        return (AddressTerm("r0", 1, size, 1),)
     if size < along or size % along:
-        return (Term("x", 1, min(size, across), 1),)
+        return (AddressTerm("x", 1, min(size, across), 1),)
     if run and size == across * along:
-        inside = (Term("x", 1, run, 1), Term("r0", 1, along, run))
-        return inside if across == run else (*inside, Term("x", run, across // run, run * along))
-    return (Term("r0", 1, along, 1), Term("x", 1, size // along, along))
+        inside = (AddressTerm("x", 1, run, 1), AddressTerm("r0", 1, along, run))
+        return inside if across == run else (*inside, AddressTerm("x", run, across // run, run * along))
+    return (AddressTerm("r0", 1, along, 1), AddressTerm("x", 1, size // along, along))

@@ -10,14 +10,14 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from steptime._ops.generated import Term
+from steptime._ops.generated import AddressTerm
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
     """A whole number that depends on where in the iteration space we are: a sum of terms, a constant and, if indirect, more."""
 
-    terms: tuple[Term, ...] = ()
+    terms: tuple[AddressTerm, ...] = ()
     constant: int = 0
     indirect: bool = False
 
@@ -59,12 +59,12 @@ class Index:
             every = -(-divisor // max(abs(term.stride), 1))
             extent = -(-term.extent // every)
             if extent > 1:
-                terms.append(Term(term.axis, term.every * every, extent, 1 if term.stride > 0 else -1))
+                terms.append(AddressTerm(term.axis, term.every * every, extent, 1 if term.stride > 0 else -1))
         return Index(tuple(terms), self.constant // divisor, self.indirect)
 
     def modulo(self, divisor: int) -> Index:
         """The remainder; of terms that together reach beyond the divisor, those that step furthest give way."""
-        terms: list[Term] = []
+        terms: list[AddressTerm] = []
         reach = 1
         for term in sorted(self.terms, key=lambda term: abs(term.stride)):
             stride = term.stride % divisor if abs(term.stride) >= divisor else term.stride

@@ -25,8 +25,8 @@ from steptime._ops.generated import (
     STORE,
     TEMPLATE,
     Access,
+    AddressTerm,
     GeneratedKernel,
-    Term,
 )
 from steptime._ops.triton_index import Index, called, index_of
 from steptime._units import dtype_bytes
@@ -184,13 +184,13 @@ class _Source:
                 self._extents.setdefault(axis, hint)
         self._extents = {axis: max(extent, 0) for axis, extent in self._extents.items() if axis in AXES}
         for axis, extent in self._extents.items():
-            whole = Index((Term(axis, 1, extent, 1),) if extent > 1 else ())
+            whole = Index((AddressTerm(axis, 1, extent, 1),) if extent > 1 else ())
             for spelling in (f"{axis}index", f"{axis}_index", *(("rindex",) if axis == "r0" else ())):
                 self._known[spelling] = whole
             self._known[f"{axis}numel"] = self._known[f"{axis}_numel"] = Index(constant=extent)
         if rows := self._about.rows:
             blocks = -(-self._extents.get("x", 1) // rows)
-            self._known["program_id"] = Index((Term("x", rows, blocks, 1),))
+            self._known["program_id"] = Index((AddressTerm("x", rows, blocks, 1),))
             self._known["num_programs"] = Index(constant=blocks)
 
     def kernel(self) -> GeneratedKernel:
@@ -354,7 +354,7 @@ class _Source:
         return {}
 
 
-def _masked(bounds: _Bounds, terms: tuple[Term, ...]) -> tuple[float, tuple[Term, ...]]:
+def _masked(bounds: _Bounds, terms: tuple[AddressTerm, ...]) -> tuple[float, tuple[AddressTerm, ...]]:
     """The share of iterations within bounds, and the terms as far as they go there."""
     share = 1.0
     for index, (low, high) in bounds.items():

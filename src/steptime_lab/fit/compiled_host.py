@@ -32,10 +32,15 @@ _TENSORS = tuple(f"{frame}_{which}" for frame in ("region", "function", "backwar
 NAMES = (*FRAMES.values(), *_TENSORS, "kernel", "argument", "empty", _REPLAY, "replay_kernel")
 """Of all costs of compiled steps."""
 
-# About what each costs: where rows cannot tell two costs apart they are divided by these, drawn to nothing with the weight of a
-# third of a row that is off by `_NOISE`. A frame is tens of microseconds of Python, a tensor or kernel about one.
-_ABOUT_NS = {**dict.fromkeys(NAMES, 1e3), **dict.fromkeys(FRAMES.values(), 2e4), "replay_kernel": 1e2}
-_DRAWN, _NOISE = 0.3, 0.08
+# Where rows cannot tell two costs apart, they are drawn to these: what bursts of compiled functions of known counts took by
+# themselves (H200, torch 2.11, 2026-11-18), of backward passes and graphs about as much as of forward ones. A row that is off
+# by `_NOISE` counts as much as a cost that is off by half.
+_ABOUT_NS = {
+    "region": 18e3, "function": 18e3, "backward": 25e3, "graph": 15e3, "region_taken": 800, "function_taken": 700,
+    "backward_taken": 700, "region_given": 200, "function_given": 500, "backward_given": 500, "kernel": 1600, "argument": 400,
+    "empty": 1000, "replay": 200, "replay_kernel": 0,
+}  # fmt: skip
+_HALF, _LEAST_NS, _NOISE = 0.5, 100.0, 0.08
 # Of how fast the eager form was against all others', the part (of its logarithm) that holds for the compiled one: they are
 # timed in turns, but costs of ops are off, too. Between 0.5 and 1 the rows are met equally well, without it worse.
 _SHARED = 0.7
@@ -98,9 +103,10 @@ def _divided(pairs: list[_Pair]) -> Floats:
     left = took - slower * np.array([pair.compiled_known_ns for pair in pairs])
     weights = 1.0 / (_NOISE * took)
     terms = np.array([pair.counts for pair in pairs]) * slower[:, None]
-    drawn = np.diag([_DRAWN / _ABOUT_NS[name] for name in NAMES])
+    about = np.array([_ABOUT_NS[name] for name in NAMES], dtype=np.float64)
+    drawn = 1.0 / np.maximum(_HALF * about, _LEAST_NS)
     optimize = fitting_library("scipy.optimize")
     found = optimize.lsq_linear(
-        np.vstack([terms * weights[:, None], drawn]), np.concatenate([left * weights, np.zeros(len(NAMES))]), (0.0, np.inf)
+        np.vstack([terms * weights[:, None], np.diag(drawn)]), np.concatenate([left * weights, about * drawn]), (0.0, np.inf)
     )
     return np.where(found.x < _NOTHING_NS, 0.0, found.x)

@@ -16,17 +16,19 @@ from steptime._models.collectives.overlap import FILE as OVERLAP
 from steptime._models.engine.archive import write_archive
 from steptime._models.engine.splits import FIT, TEST, split_of
 from steptime._models.engine.stored import pack
+from steptime._models.host.model import HostModel
 from steptime._models.kernels.fitted import KernelModels
 from steptime._models.lookups.contention import Contention
 from steptime._models.power.model import power_file
 from steptime._platforms.device import Device
 from steptime._platforms.fabric import Fabric, read_models, write_models
 from steptime._program.load import load
+from steptime._program.program import Program
 from steptime.errors import InputError
 from steptime_lab.baselines.kernels import BASELINES
 from steptime_lab.fit import sharing
-from steptime_lab.fit.fabrics import fit_measured
 from steptime_lab.fit.compiled_host import with_compiled_costs
+from steptime_lab.fit.fabrics import fit_measured
 from steptime_lab.fit.host import fit as fit_host
 from steptime_lab.fit.kernels.fitting import fit_generated, fit_kernels, with_forms
 from steptime_lab.fit.lookups import fit_and_write_lookup_baselines, fit_and_write_lookups

@@ -112,7 +112,7 @@ class _NoGuard:
         pass
 
 
-class _Generator(torch.Generator):
+class _SeededGenerator(torch.Generator):
     """The random generator of the device, of which the compiler keeps states: they are nobody's concern."""
 
     device = CUDA
@@ -235,7 +235,7 @@ def replaced() -> Iterator[tuple[Any, str, Any]]:
     yield torch.cuda, "_DeviceGuard", _NoGuard
     import_module("torch._prims.rng_prims")  # which makes them
     yield from ((torch.ops.higher_order, name, stand_in) for name, stand_in in _RANDOM.items())
-    yield torch.cuda, "default_generators", (_Generator(),)
+    yield torch.cuda, "default_generators", (_SeededGenerator(),)
     graphs = _Graphs()
     yield compile_fx, "cudagraphify", graphs.graphed
     yield import_module("torch._inductor.cudagraph_trees"), "cudagraphify_impl", graphs.of_backend

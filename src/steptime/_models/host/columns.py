@@ -46,6 +46,11 @@ _CALLS = {
 
 # Class names as the label of a step has them -> the measured optimiser.
 _OPTIMIZERS = {"SGD": "sgd", "Adam": "adam", "AdamW": "adamw", "Adagrad": "adagrad", "RowwiseAdagrad": "rowwise_adagrad"}
+# Lists that the measured steps of Adam and AdamW work on (torch/optim/adam.py, _multi_tensor_adam, counts on the CPU).
+_ADAM_CALLS = {
+    "_foreach_add_": 2, "_foreach_mul_": 2, "_foreach_lerp_": 1, "_foreach_addcmul_": 1, "_foreach_sqrt": 1, "_foreach_div_": 1,
+    "_foreach_addcdiv_": 1,
+}  # fmt: skip
 # What their loops over parameters call once for each.
 _ONCE_PER_PARAMETER = {"sgd": "add_", "sgd_momentum": "mul_", "adam": "addcdiv_", "adamw": "addcdiv_", "adagrad": "addcdiv_"}
 
@@ -527,6 +532,22 @@ def _optimizer_cost(
         way, count = "for_loop", max(1, sum(op == _ONCE_PER_PARAMETER[kind] for op, _ in called))
     else:
         return None, ""
+    more = _more_calls(model, called) if way == "foreach" else HostCost()
     if f"optimizer_step {kind}_{way}" in model.around:
-        return model.mechanism("optimizer_step", f"{kind}_{way}", count), ""
-    return model.mechanism("optimizer_step", f"adam_{way}", count), f"optimiser {name or label}"
+        return model.mechanism("optimizer_step", f"{kind}_{way}", count) + more, ""
+    return model.mechanism("optimizer_step", f"adam_{way}", count) + more, f"optimiser {name or label}"
+
+
+def _more_calls(model: HostModel, called: Sequence[tuple[str, int]]) -> HostCost:
+    """What calls cost that the measured step of an optimiser had none of: those of step counts on the device (`capturable`)."""
+    if not any(op.startswith("_foreach_pow") for op, _ in called):
+        return HostCost()
+    usual = Counter(_ADAM_CALLS)
+    result = HostCost()
+    for op, count in called:
+        if usual[op] > 0:
+            usual[op] -= 1
+        elif op.startswith("_foreach_"):
+            cost, _ = model.op(f"aten::{op}")
+            result += HostCost(cost.cpu_ns + cost.per_tensor_ns * count)
+    return result

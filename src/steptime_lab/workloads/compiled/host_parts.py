@@ -5,8 +5,7 @@ What PyTorch's compiler costs a host is fitted on these (`fit/compiled_host.py`)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ from steptime_lab.workloads.compiled.architecture import Make, Network, Site, ne
 _WIDTH, _ROWS, _HEADS, _CHANNELS, _SIDE, _WORDS = 64, 16, 4, 16, 8, 256
 
 
-class Perceptron(nn.Sequential):
+class TinyPerceptron(nn.Sequential):
     """Layers with a function between them."""
 
     def __init__(self, layers: int, *, norms: bool = False) -> None:
@@ -78,7 +77,7 @@ class Broken(nn.Module):
     def __init__(self, layers: int, breaks: int) -> None:
         super().__init__()
         mine = layers // (breaks + 1)
-        self.first = Perceptron(mine)
+        self.first = TinyPerceptron(mine)
         self.rest = Broken(layers - mine, breaks - 1) if breaks else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -95,7 +94,7 @@ class Frozen(nn.Module):
 
     def __init__(self, layers: int) -> None:
         super().__init__()
-        self.before, self.last = Perceptron(layers).requires_grad_(False), nn.Linear(_WIDTH, _WIDTH)
+        self.before, self.last = TinyPerceptron(layers).requires_grad_(False), nn.Linear(_WIDTH, _WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         """All."""
@@ -103,7 +102,7 @@ class Frozen(nn.Module):
         return out
 
 
-class Convolved(nn.Sequential):
+class TinyConvolutions(nn.Sequential):
     """Convolutions with batch norms, whose statistics are written in every step."""
 
     def __init__(self, layers: int) -> None:
@@ -113,7 +112,7 @@ class Convolved(nn.Sequential):
         super().__init__(*every)
 
 
-class Block(nn.Module):
+class TinyBlock(nn.Module):
     """Of a small Transformer."""
 
     def __init__(self) -> None:
@@ -126,7 +125,8 @@ class Block(nn.Module):
         """All."""
         batch, length, width = x.shape
         heads = self.qkv(self.norms[0](x)).view(batch, length, 3, _HEADS, width // _HEADS).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(*heads.unbind(0), is_causal=True)
+        q, k, v = heads.unbind(0)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         out: Tensor = x + self.down(functional.gelu(self.up(self.norms[1](x))))
         return out
@@ -137,7 +137,7 @@ class Transformer(nn.Module):
 
     def __init__(self, layers: int) -> None:
         super().__init__()
-        self.words, self.blocks = nn.Embedding(_WORDS, _WIDTH), nn.ModuleList(Block() for _ in range(layers))
+        self.words, self.blocks = nn.Embedding(_WORDS, _WIDTH), nn.ModuleList(TinyBlock() for _ in range(layers))
 
     def forward(self, words: Tensor) -> Tensor:
         """All."""
@@ -168,7 +168,7 @@ def _inputs(site: Site, kind: str) -> Tensor:
     return site.integers(_WORDS, 4, _ROWS) if kind == "words" else site.floats(_ROWS, _WIDTH)
 
 
-def _equal(modules: Sequence[Any]) -> bool:
+def _equal(modules: Iterable[nn.Module]) -> bool:
     return len({type(each) for each in modules}) == 1
 
 
@@ -176,10 +176,10 @@ _DEFAULT, _GRAPHS = "default", "reduce-overhead"
 _BOTH = (_DEFAULT, _GRAPHS)
 # What is made; precision, optimiser, what is compiled, modes
 PARTS: tuple[tuple[Make, str, str, str, tuple[str, ...]], ...] = (
-    (part("host_layers_2", lambda: Perceptron(2)), "tf32", "sgd", "loss", (_DEFAULT,)),
-    (part("host_layers_8", lambda: Perceptron(8)), "tf32", "sgd", "loss", _BOTH),
-    (part("host_layers_24", lambda: Perceptron(24)), "tf32", "sgd", "loss", _BOTH),
-    (part("host_norms_12", lambda: Perceptron(12, norms=True)), "bf16", "sgd", "model", _BOTH),
+    (part("host_layers_2", lambda: TinyPerceptron(2)), "tf32", "sgd", "loss", (_DEFAULT,)),
+    (part("host_layers_8", lambda: TinyPerceptron(8)), "tf32", "sgd", "loss", _BOTH),
+    (part("host_layers_24", lambda: TinyPerceptron(24)), "tf32", "sgd", "loss", _BOTH),
+    (part("host_norms_12", lambda: TinyPerceptron(12, norms=True)), "bf16", "sgd", "model", _BOTH),
     (part("host_repeated_8", lambda: Repeated(8)), "tf32", "sgd", "loss", (_DEFAULT,)),
     (part("host_repeated_40", lambda: Repeated(40)), "tf32", "sgd", "loss", _BOTH),
     (part("host_summed_8", lambda: Summed(8)), "fp32", "sgd", "loss", (_DEFAULT,)),
@@ -190,13 +190,13 @@ PARTS: tuple[tuple[Make, str, str, str, tuple[str, ...]], ...] = (
     (part("host_breaks_1", lambda: Broken(8, 1)), "tf32", "sgd", "model", (_DEFAULT,)),
     (part("host_breaks_7", lambda: Broken(8, 7)), "tf32", "sgd", "model", _BOTH),
     (part("host_frozen_16", lambda: Frozen(16)), "tf32", "sgd", "loss", _BOTH),
-    (part("host_convolved_6", lambda: Convolved(6), "images"), "fp32", "sgd", "model", _BOTH),
+    (part("host_convolved_6", lambda: TinyConvolutions(6), "images"), "fp32", "sgd", "model", _BOTH),
     (part("host_transformer_3", lambda: Transformer(3), "words"), "bf16", "adamw", "model", _BOTH),
     (part("host_regional_6", lambda: Transformer(6), "words"), "bf16", "sgd", "layers", _BOTH),
-    (part("host_step_sgd", lambda: Perceptron(8)), "tf32", "sgd", "step", _BOTH),
-    (part("host_step_adamw", lambda: Perceptron(8)), "tf32", "adamw_capturable", "step", _BOTH),
-    (part("host_optimizer", lambda: Perceptron(16)), "tf32", "adamw", "optimizer", (_DEFAULT,)),
-    (part("host_adamw", lambda: Perceptron(16)), "tf32", "adamw", "loss", (_DEFAULT,)),
-    (part("host_adamw_fused", lambda: Perceptron(16)), "tf32", "adamw_fused", "loss", _BOTH),
-    (part("host_adamw_capturable", lambda: Perceptron(16)), "tf32", "adamw_capturable", "loss", _BOTH),
+    (part("host_step_sgd", lambda: TinyPerceptron(8)), "tf32", "sgd", "step", _BOTH),
+    (part("host_step_adamw", lambda: TinyPerceptron(8)), "tf32", "adamw_capturable", "step", _BOTH),
+    (part("host_optimizer", lambda: TinyPerceptron(16)), "tf32", "adamw", "optimizer", (_DEFAULT,)),
+    (part("host_adamw", lambda: TinyPerceptron(16)), "tf32", "adamw", "loss", (_DEFAULT,)),
+    (part("host_adamw_fused", lambda: TinyPerceptron(16)), "tf32", "adamw_fused", "loss", _BOTH),
+    (part("host_adamw_capturable", lambda: TinyPerceptron(16)), "tf32", "adamw_capturable", "loss", _BOTH),
 )  # fmt: skip

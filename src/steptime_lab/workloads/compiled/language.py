@@ -17,7 +17,7 @@ def heads_of(x: Tensor, heads: int) -> Tensor:
     return x.view(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(1, 2)
 
 
-class Attention(nn.Module):
+class HeadsAttention(nn.Module):
     """Fused attention with as many keys as asked, rotary or not, with normed queries or not."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Attention(nn.Module):
         return self.out(attended.transpose(1, 2).flatten(2))
 
 
-class Gated(nn.Module):
+class GatedUnit(nn.Module):
     """SwiGLU."""
 
     def __init__(self, width: int, inner: int) -> None:
@@ -78,7 +78,7 @@ class Gated(nn.Module):
         return self.down(functional.silu(gate) * up)
 
 
-class Layer(nn.Module):
+class SmallLayer(nn.Module):
     """Norm first, attention, norm, perceptron, with dropout where asked."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Layer(nn.Module):
         return x + self.dropout(self.perceptron(self.second(x)))
 
 
-class Decoder(nn.Module):
+class SmallDecoder(nn.Module):
     """Words in, scores out."""
 
     def __init__(
@@ -129,7 +129,7 @@ def _perceptron(width: int, inner: int) -> nn.Module:
     return nn.Sequential(nn.Linear(width, inner), nn.GELU(approximate="tanh"), nn.Linear(inner, width))
 
 
-def _trained(at: Site, model: Decoder, vocabulary: int, batch: int, tokens: int) -> Network:
+def _trained(at: Site, model: SmallDecoder, vocabulary: int, batch: int, tokens: int) -> Network:
     words = at.integers(vocabulary, at.batch(batch), at.tokens(tokens))
     return Network(model, (words,), next_words(words), model.layers)
 
@@ -137,22 +137,24 @@ def _trained(at: Site, model: Decoder, vocabulary: int, batch: int, tokens: int)
 @network
 def gpt_dropout(at: Site) -> Network:
     """GPT with learned positions, dropout and a tied head: 4 layers of 640."""
-    layers = [Layer(640, Attention(640, 10, bias=True), _perceptron(640, 2560), nn.LayerNorm, 0.1) for _ in range(4)]
-    return _trained(at, Decoder(32_000, 640, [*layers], nn.LayerNorm, 1024, tied=True), 32_000, 8, 512)
+    layers = [SmallLayer(640, HeadsAttention(640, 10, bias=True), _perceptron(640, 2560), nn.LayerNorm, 0.1) for _ in range(4)]
+    return _trained(at, SmallDecoder(32_000, 640, [*layers], nn.LayerNorm, 1024, tied=True), 32_000, 8, 512)
 
 
 @network
 def llama_gqa(at: Site) -> Network:
     """Rotary positions, grouped queries, SwiGLU: 3 layers of 1,024."""
-    layers = [Layer(1024, Attention(1024, 16, 4, rotary=1024), Gated(1024, 2816), nn.RMSNorm) for _ in range(3)]
-    return _trained(at, Decoder(16_384, 1024, [*layers], nn.RMSNorm), 16_384, 4, 1024)
+    layers = [SmallLayer(1024, HeadsAttention(1024, 16, 4, rotary=1024), GatedUnit(1024, 2816), nn.RMSNorm) for _ in range(3)]
+    return _trained(at, SmallDecoder(16_384, 1024, [*layers], nn.RMSNorm), 16_384, 4, 1024)
 
 
 @network
 def qwen_tied(at: Site) -> Network:
     """Normed queries and keys, two groups of keys, a tied head over 65,536 words: 5 layers of 768."""
-    layers = [Layer(768, Attention(768, 12, 2, rotary=768, normed=True), Gated(768, 2048), nn.RMSNorm) for _ in range(5)]
-    return _trained(at, Decoder(65_536, 768, [*layers], nn.RMSNorm, tied=True), 65_536, 4, 768)
+    layers = [
+        SmallLayer(768, HeadsAttention(768, 12, 2, rotary=768, normed=True), GatedUnit(768, 2048), nn.RMSNorm) for _ in range(5)
+    ]
+    return _trained(at, SmallDecoder(65_536, 768, [*layers], nn.RMSNorm, tied=True), 65_536, 4, 768)
 
 
 class Adapted(nn.Module):
@@ -173,17 +175,17 @@ class Adapted(nn.Module):
 @network
 def low_rank(at: Site) -> Network:
     """Adapters of rank 16 on a frozen decoder: 4 layers of 1,280."""
-    layers = [Layer(1280, Attention(1280, 20, 5, rotary=512), Gated(1280, 3456), nn.RMSNorm) for _ in range(4)]
-    model = Decoder(24_000, 1280, [*layers], nn.RMSNorm).requires_grad_(False)
+    layers = [SmallLayer(1280, HeadsAttention(1280, 20, 5, rotary=512), GatedUnit(1280, 3456), nn.RMSNorm) for _ in range(4)]
+    model = SmallDecoder(24_000, 1280, [*layers], nn.RMSNorm).requires_grad_(False)
     for layer in layers:
         attention = layer.attention
-        assert isinstance(attention, Attention)
+        assert isinstance(attention, HeadsAttention)
         attention.query, attention.out = Adapted(attention.query, 16), Adapted(attention.out, 16)  # type: ignore[assignment]
     return _trained(at, model, 24_000, 4, 512)
 
 
-class LinearAttention(nn.Module):
-    """Attention by a feature map: sums of outer products within chunks and across them, without a softmax."""
+class ChunkedAttention(nn.Module):
+    """HeadsAttention by a feature map: sums of outer products within chunks and across them, without a softmax."""
 
     def __init__(self, width: int, heads: int, chunk: int) -> None:
         super().__init__()
@@ -207,11 +209,11 @@ class LinearAttention(nn.Module):
 @network
 def chunked_sums(at: Site) -> Network:
     """A decoder without a softmax: 3 layers of 512, chunks of 32 tokens."""
-    layers = [Layer(512, LinearAttention(512, 8, 32), _perceptron(512, 1536), nn.LayerNorm) for _ in range(3)]
-    return _trained(at, Decoder(12_000, 512, [*layers], nn.LayerNorm), 12_000, 8, 1024)
+    layers = [SmallLayer(512, ChunkedAttention(512, 8, 32), _perceptron(512, 1536), nn.LayerNorm) for _ in range(3)]
+    return _trained(at, SmallDecoder(12_000, 512, [*layers], nn.LayerNorm), 12_000, 8, 1024)
 
 
-class SelectiveScan(nn.Module):
+class DoublingScan(nn.Module):
     """A state that decays by what is read: gated convolution, then a scan by doubling in plain operations."""
 
     def __init__(self, width: int, state: int) -> None:
@@ -243,11 +245,11 @@ class SelectiveScan(nn.Module):
 @network
 def doubling_scan(at: Site) -> Network:
     """A state-space decoder in plain operations: 2 layers of 256 with states of 8."""
-    layers = [Layer(256, SelectiveScan(256, 8), _perceptron(256, 768), nn.RMSNorm) for _ in range(2)]
-    return _trained(at, Decoder(8_000, 256, [*layers], nn.RMSNorm), 8_000, 8, 256)
+    layers = [SmallLayer(256, DoublingScan(256, 8), _perceptron(256, 768), nn.RMSNorm) for _ in range(2)]
+    return _trained(at, SmallDecoder(8_000, 256, [*layers], nn.RMSNorm), 8_000, 8, 256)
 
 
-class Experts(nn.Module):
+class FixedExperts(nn.Module):
     """Each token to its best expert, each expert taking a fixed number: what a table says that does not fit is left out."""
 
     def __init__(self, width: int, inner: int, experts: int) -> None:
@@ -274,9 +276,9 @@ class Experts(nn.Module):
 
 @network
 def fixed_experts(at: Site) -> Network:
-    """Experts of fixed capacity, one of 8 for each token: 2 layers of 512."""
-    layers = [Layer(512, Attention(512, 8, rotary=512), Experts(512, 1024, 8), nn.RMSNorm) for _ in range(2)]
-    return _trained(at, Decoder(16_000, 512, [*layers], nn.RMSNorm), 16_000, 8, 512)
+    """FixedExperts of fixed capacity, one of 8 for each token: 2 layers of 512."""
+    layers = [SmallLayer(512, HeadsAttention(512, 8, rotary=512), FixedExperts(512, 1024, 8), nn.RMSNorm) for _ in range(2)]
+    return _trained(at, SmallDecoder(16_000, 512, [*layers], nn.RMSNorm), 16_000, 8, 512)
 
 
 class MaskedEncoder(nn.Module):
@@ -300,11 +302,11 @@ class MaskedEncoder(nn.Module):
 
 
 class MaskedLayer(nn.Module):
-    """Attention, norm, perceptron, norm."""
+    """HeadsAttention, norm, perceptron, norm."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.attention, self.perceptron = Attention(width, heads, causal=False, bias=True), _perceptron(width, 4 * width)
+        self.attention, self.perceptron = HeadsAttention(width, heads, causal=False, bias=True), _perceptron(width, 4 * width)
         self.first, self.second, self.dropout = nn.LayerNorm(width), nn.LayerNorm(width), nn.Dropout(0.1)
 
     def forward(self, x: Tensor, mask: Tensor) -> Any:
@@ -323,8 +325,8 @@ def masked_encoder(at: Site) -> Network:
     return Network(model, (words, segments, lengths), next_words(words), model.layers)
 
 
-class BiasedAttention(nn.Module):
-    """Attention with a learned bias by distance, written out, of its own tokens or of others'."""
+class BucketedAttention(nn.Module):
+    """HeadsAttention with a learned bias by distance, written out, of its own tokens or of others'."""
 
     def __init__(self, width: int, heads: int, *, causal: bool = False, biased: bool = True) -> None:
         super().__init__()
@@ -356,12 +358,13 @@ class Translator(nn.Module):
         super().__init__()
         self.embedding, self.last = nn.Embedding(vocabulary, width), nn.RMSNorm(width)
         self.encoder = nn.ModuleList(
-            Layer(width, BiasedAttention(width, heads), Gated(width, 2 * width), nn.RMSNorm) for _ in range(layers)
+            SmallLayer(width, BucketedAttention(width, heads), GatedUnit(width, 2 * width), nn.RMSNorm) for _ in range(layers)
         )
         self.decoder = nn.ModuleList(
-            Layer(width, BiasedAttention(width, heads, causal=True), Gated(width, 2 * width), nn.RMSNorm) for _ in range(layers)
+            SmallLayer(width, BucketedAttention(width, heads, causal=True), GatedUnit(width, 2 * width), nn.RMSNorm)
+            for _ in range(layers)
         )
-        self.cross = nn.ModuleList(BiasedAttention(width, heads, biased=False) for _ in range(layers))
+        self.cross = nn.ModuleList(BucketedAttention(width, heads, biased=False) for _ in range(layers))
         self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(layers))
         self.head = nn.Linear(width, vocabulary, bias=False)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from steptime_lab.workloads.compiled.architecture import Network, Site, classes, likely, near, network
-from steptime_lab.workloads.compiled.language import Attention, Layer, heads_of
+from steptime_lab.workloads.compiled.language import HeadsAttention, SmallLayer, heads_of
 
 
 def _tower(*widths: int) -> nn.Sequential:
@@ -49,7 +49,7 @@ def embedding_bags(at: Site) -> Network:
     return Network(model, (at.floats(batch, 13), at.integers(rows, 10, batch, 8)), likely(at.floats(batch).sigmoid()))
 
 
-class Factors(nn.Module):
+class FieldFactors(nn.Module):
     """One table for all fields; products of pairs by sums of squares, and a tower."""
 
     def __init__(self, fields: int, rows: int, width: int) -> None:
@@ -71,7 +71,7 @@ class Factors(nn.Module):
 def field_factors(at: Site) -> Network:
     """Factorised pairs of 20 fields in one table of 100,000 rows: 4 layers."""
     batch, rows = at.batch(8192), at.rows(5_000)
-    return Network(Factors(20, rows, 24), (at.integers(rows, batch, 20),), likely(at.floats(batch).sigmoid()))
+    return Network(FieldFactors(20, rows, 24), (at.integers(rows, batch, 20),), likely(at.floats(batch).sigmoid()))
 
 
 class Columns(nn.Module):
@@ -82,7 +82,9 @@ class Columns(nn.Module):
         self.table, self.columns = nn.Embedding(columns * 100, width), columns
         self.scale, self.shift = nn.Parameter(torch.randn(numbers, width)), nn.Parameter(torch.zeros(numbers, width))
         self.layers = nn.ModuleList(
-            Layer(width, Attention(width, 4, causal=False, bias=True), _tower(width, 2 * width, width), nn.LayerNorm, 0.1)
+            SmallLayer(
+                width, HeadsAttention(width, 4, causal=False, bias=True), _tower(width, 2 * width, width), nn.LayerNorm, 0.1
+            )
             for _ in range(layers)
         )
         self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 1))
@@ -292,7 +294,7 @@ class Latents(nn.Module):
         self.both, self.query, self.out = nn.Linear(inputs, 2 * width), nn.Linear(width, width), nn.Linear(width, width)
         self.norm_inputs, self.norm = nn.LayerNorm(inputs), nn.LayerNorm(width)
         self.layers = nn.ModuleList(
-            Layer(width, Attention(width, 8, causal=False, bias=True), _tower(width, 4 * width, width), nn.LayerNorm)
+            SmallLayer(width, HeadsAttention(width, 8, causal=False, bias=True), _tower(width, 4 * width, width), nn.LayerNorm)
             for _ in range(layers)
         )
         self.head = nn.Linear(width, 30)

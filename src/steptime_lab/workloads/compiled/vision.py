@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from steptime_lab.workloads.compiled.architecture import Network, Site, classes, near, network
-from steptime_lab.workloads.compiled.language import Attention
+from steptime_lab.workloads.compiled.language import HeadsAttention
 
 
 def _perceptron(width: int, inner: int) -> nn.Module:
@@ -24,7 +24,7 @@ class ScaledLayer(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.first, self.second = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
-        self.attention, self.perceptron = Attention(width, heads, causal=False, bias=True), _perceptron(width, 4 * width)
+        self.attention, self.perceptron = HeadsAttention(width, heads, causal=False, bias=True), _perceptron(width, 4 * width)
         self.scales = nn.Parameter(torch.full((2, width), 0.1))
 
     def forward(self, x: Tensor) -> Any:
@@ -347,7 +347,7 @@ class ModulatedLayer(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.first, self.second = (nn.LayerNorm(width, elementwise_affine=False, eps=1e-6) for _ in range(2))
-        self.attention, self.perceptron = Attention(width, heads, causal=False, bias=True), _perceptron(width, 4 * width)
+        self.attention, self.perceptron = HeadsAttention(width, heads, causal=False, bias=True), _perceptron(width, 4 * width)
         self.modulate = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
 
     def forward(self, x: Tensor, condition: Tensor) -> Any:
@@ -389,7 +389,7 @@ def modulated_denoiser(at: Site) -> Network:
     return Network(model, inputs, near(at.floats(batch, places, 16)), model.layers)
 
 
-class Pyramid(nn.Module):
+class PixelPyramid(nn.Module):
     """Features of three sizes, added from the coarsest on, and a class of every place."""
 
     def __init__(self, width: int) -> None:
@@ -420,4 +420,4 @@ def pixel_classes(at: Site) -> Network:
     """A feature pyramid that names every pixel's class: 3 levels of 96 channels."""
     size, batch = 32 if at.small else 256, at.batch(8)
     labels = at.integers(21, batch, size, size)
-    return Network(Pyramid(96), (at.floats(batch, 3, size, size),), classes(labels))
+    return Network(PixelPyramid(96), (at.floats(batch, 3, size, size),), classes(labels))

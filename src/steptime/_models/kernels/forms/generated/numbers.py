@@ -13,7 +13,7 @@ import numpy as np
 from steptime._models.engine.stored import Floats
 from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.forms.generated.tiles import TileSectors, touched_by
-from steptime._models.kernels.forms.generated.traffic import SECTOR_BYTES, Traffic, traffic_of
+from steptime._models.kernels.forms.generated.traffic import SECTOR_BYTES, KernelTraffic, traffic_of
 from steptime._ops.generated import (
     FOREACH,
     INDEX,
@@ -139,7 +139,7 @@ def _row(call: Call, device: GeneratedConstants, share: float) -> tuple[float, .
     )
 
 
-def _asked(moved: Traffic) -> tuple[float, ...]:
+def _asked(moved: KernelTraffic) -> tuple[float, ...]:
     return (
         moved.asked_bytes,
         moved.again_bytes,

@@ -18,7 +18,7 @@ _KEPT = 1 << 13
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class KernelTraffic:
     """Of one launch. Footprints are by argument, in order: what is read, what is written."""
 
     read: tuple[float, ...]
@@ -46,7 +46,7 @@ class Traffic:
 
 
 @lru_cache(maxsize=_KEPT)
-def traffic_of(kernel: GeneratedKernel, sizes: tuple[int, ...]) -> Traffic:
+def traffic_of(kernel: GeneratedKernel, sizes: tuple[int, ...]) -> KernelTraffic:
     """Of a kernel whose arguments have so many bytes; 0 where that is not known."""
     footprints: dict[tuple[bool, int], dict[object, float]] = defaultdict(dict)
     sums: dict[str, float] = defaultdict(float)
@@ -74,7 +74,7 @@ def traffic_of(kernel: GeneratedKernel, sizes: tuple[int, ...]) -> Traffic:
         tuple(_together(footprints.get((loads, argument), {}), sizes[argument]) for argument in arguments)
         for loads in (True, False)
     )
-    return Traffic(
+    return KernelTraffic(
         *(read, written, sums["asked"], sums["again"], sums["stored"], sums["indirect"]),
         *(sums["atomics"], 1.0 / max(scattered, 1e-9) if sums["atomics"] else 0.0, sums["loads"], sums["stores"], vector),
     )
