@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.models.host_time import Part, columns_of, host_time
 from tests.models.test_host_model import ENGINE, program
 
-from steptime._models.host.columns import HostColumns, Piece, host_columns
+from steptime._models.host.columns import HostColumns, Piece, _optimizer_cost, host_columns
 from steptime._models.host.model import STEP, HostCost, HostModel, OpCost, Speed
 from steptime._ops.catalogue import HostClass
 from steptime._program.execution import to_program
@@ -248,3 +248,16 @@ def test_what_was_never_measured_is_said_with_the_columns() -> None:
 def test_a_program_without_ops_is_one_clear_error() -> None:
     with pytest.raises(InputError, match="no ops"):
         columns_of(program([]), MODEL)
+
+
+def test_step_counts_on_the_device_cost_adam_their_own_calls() -> None:
+    usual = ["add_", "lerp_", "mul_", "addcmul_", "sqrt", "div_", "add_", "addcdiv_", "mul_"]
+    more = ["pow", "pow", "sub_", "sub_", "neg_", "div_", "reciprocal_", "sqrt_", "div_"]
+    plain, capturable = (
+        _optimizer_cost(MODEL, "Optimizer.step#AdamW.step", [(f"aten::_foreach_{name}", 20) for name in names], frozenset())[0]
+        for names in (usual, usual + more)
+    )
+    assert plain is not None
+    assert capturable is not None
+    class_cost = MODEL.classes[HostClass.FOREACH]
+    assert capturable.cpu_ns - plain.cpu_ns == pytest.approx(len(more) * (class_cost.cpu_ns + 20 * class_cost.per_tensor_ns))

@@ -185,7 +185,7 @@ def low_rank(at: Site) -> Network:
 
 
 class ChunkedAttention(nn.Module):
-    """HeadsAttention by a feature map: sums of outer products within chunks and across them, without a softmax."""
+    """Attention by a feature map: sums of outer products within chunks and across them, without a softmax."""
 
     def __init__(self, width: int, heads: int, chunk: int) -> None:
         super().__init__()
@@ -276,7 +276,7 @@ class FixedExperts(nn.Module):
 
 @network
 def fixed_experts(at: Site) -> Network:
-    """FixedExperts of fixed capacity, one of 8 for each token: 2 layers of 512."""
+    """Experts of fixed capacity, one of 8 for each token: 2 layers of 512."""
     layers = [SmallLayer(512, HeadsAttention(512, 8, rotary=512), FixedExperts(512, 1024, 8), nn.RMSNorm) for _ in range(2)]
     return _trained(at, SmallDecoder(16_000, 512, [*layers], nn.RMSNorm), 16_000, 8, 512)
 
@@ -302,7 +302,7 @@ class MaskedEncoder(nn.Module):
 
 
 class MaskedLayer(nn.Module):
-    """HeadsAttention, norm, perceptron, norm."""
+    """Attention, norm, perceptron, norm."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -326,7 +326,7 @@ def masked_encoder(at: Site) -> Network:
 
 
 class BucketedAttention(nn.Module):
-    """HeadsAttention with a learned bias by distance, written out, of its own tokens or of others'."""
+    """Attention with a learned bias by distance, written out, of its own tokens or of others'."""
 
     def __init__(self, width: int, heads: int, *, causal: bool = False, biased: bool = True) -> None:
         super().__init__()
