@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
@@ -18,6 +19,8 @@ from steptime_lab.measurements.generated import FAMILY, generated_rows
 from steptime_lab.measurements.kernels import Row
 from steptime_lab.validate.engine import Compared, MeasuredCase, Validation, grouped, repeat_errors
 
+# Graphs that were drawn have numbers, those of an architecture do not.
+_DRAWN = re.compile(r" \d+$")
 # Where groups by measured time end.
 _SIZES_US = (3, 10, 50)
 
@@ -39,7 +42,7 @@ def validate_generated(table: pa.Table, models: KernelModels, *, split: str = TE
         f"device time of generated kernels, {split} graphs",
         compared,
         groups=grouped(compared),
-        facts=_facts(every),
+        facts={**_facts(every), **_architectures_off(table, every, models, split)},
         notes=("noise floor: one repeat against the mean of the others of its process",),
     )
 
@@ -48,6 +51,22 @@ def _facts(rows: Sequence[Row]) -> dict[str, float]:
     """How far apart equal kernels of different graphs are: what the same description leaves open."""
     errors = _twin_errors(rows)
     return {"noise_floor_between_graphs": gmae(np.abs(errors).tolist())} if errors else {}
+
+
+def _architectures_off(table: pa.Table, every: Sequence[Row], models: KernelModels, split: str) -> dict[str, float]:
+    """By how much all generated kernels of an architecture are off together: root mean square of logarithms."""
+    measured: dict[str, float] = defaultdict(float)
+    predicted: dict[str, float] = defaultdict(float)
+    kept = [(row, count) for row, count in zip(every, table["launches"].to_pylist(), strict=True)
+            if row.split == split and not _DRAWN.search(row.source)]  # fmt: skip
+    for (row, count), item in zip(kept, models.ask([row.question for row, _ in kept]), strict=True):
+        if item.answer is not None:
+            measured[row.source] += count * row.time_ns
+            predicted[row.source] += count * item.answer.time_ns
+    if not measured:
+        return {}
+    off = np.log([measured[source] / predicted[source] for source in measured])
+    return {"architectures_off_by": float(np.sqrt(np.mean(off**2)))}
 
 
 def _twin_errors(rows: Sequence[Row]) -> list[float]:
