@@ -23,6 +23,8 @@ from steptime._ops.generated import (
     GeneratedKernel,
 )
 
+SMS = 100.0
+
 
 def _rows(kind: str, hint: str, rows: int, width: int, stride: int = 1) -> GeneratedKernel:
     load = Access(
@@ -53,17 +55,17 @@ def test_a_persistent_reduction_holds_its_row_at_once() -> None:
 
 
 def test_contiguous_rows_are_fetched_once() -> None:
-    touched = touched_by(_rows(PERSISTENT, "INNER", 4096, 2048))
+    touched = touched_by(_rows(PERSISTENT, "INNER", 4096, 2048), SMS)
     assert touched.fetched * SECTOR_BYTES == 4 * 4096 * 2048
 
 
 def test_rows_with_gaps_fetch_a_sector_for_each_element() -> None:
-    touched = touched_by(_rows(PERSISTENT, "INNER", 4096, 128, stride=16))
+    touched = touched_by(_rows(PERSISTENT, "INNER", 4096, 128, stride=16), SMS)
     assert touched.fetched == 4096 * 128
 
 
 def test_shifted_loads_of_one_tensor_are_asked_for_each_and_fetched_once() -> None:
-    one, three = touched_by(_shifted(0)), touched_by(_shifted(0, 8, 16))
+    one, three = touched_by(_shifted(0), SMS), touched_by(_shifted(0, 8, 16), SMS)
     assert three.loaded == pytest.approx(3 * one.loaded)
     assert three.fetched == pytest.approx(one.fetched, rel=0.1)
 
@@ -83,6 +85,22 @@ def test_blocks_cover_every_kernel(kind: str, hint: str, rows: int, width: int) 
 
 
 def test_a_kernel_without_accesses_touches_nothing() -> None:
-    touched = touched_by(GeneratedKernel("triton_2"))
+    touched = touched_by(GeneratedKernel("triton_2"), SMS)
     assert np.isfinite([touched.loaded, touched.fetched, touched.instructions]).all()
     assert touched.loaded == 0
+
+
+def test_a_reduction_of_few_columns_is_cut_into_many_blocks() -> None:
+    load = Access(LOAD, 0, 4, (Term("x", 1, 768, 1), Term("r0", 1, 4096, 768)), loop=1)
+    kernel = GeneratedKernel(
+        "triton_3", REDUCTION, (("x", 768), ("r0", 4096)), "DEFAULT", (("in_ptr0", "float32"),), (load,), reductions=1
+    )
+    assert touched_by(kernel, SMS).blocks.count >= 0.9 * SMS
+
+
+def test_an_index_of_a_row_is_looked_up_once_for_it() -> None:
+    rows, index = 1 << 16, Access(LOAD, 0, 8, (Term("y", 1, 1 << 16, 1),))
+    looked_up = Access(LOAD, 1, 4, indirect=True)
+    arguments = (("in_ptr0", "int64"), ("in_ptr1", "float32"), ("in_ptr2", "float32"))
+    kernel = GeneratedKernel("triton_4", POINTWISE, (("x", 64), ("y", rows)), "", arguments, (index, looked_up))
+    assert touched_by(kernel, SMS).scattered <= 2 * rows

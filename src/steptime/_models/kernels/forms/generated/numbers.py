@@ -135,7 +135,7 @@ def _row(call: Call, device: GeneratedConstants, share: float) -> tuple[float, .
         *groups.values(),
         *(kernel.reductions, loops, kernel.parts, kernel.rows, _kind(kernel.kind), _place(kernel.hint, _HINTS)),
         *(min(items), max(items), loads, len(kernel.accesses) - loads, min(inner, default=1)),
-        *(sum(access.share < 1 for access in kernel.accesses), *_divided(touched_by(kernel))),
+        *(sum(access.share < 1 for access in kernel.accesses), *_divided(touched_by(kernel, device.sms / share))),
     )
 
 

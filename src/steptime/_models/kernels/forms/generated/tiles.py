@@ -17,11 +17,15 @@ import numpy as np
 
 from steptime._models.engine.stored import Longs
 from steptime._models.kernels.forms.generated.blocks import Blocks, blocks_of
-from steptime._models.kernels.forms.generated.traffic import SECTOR_BYTES
+from steptime._models.kernels.forms.generated.traffic import SECTOR_BYTES, axes_of
 from steptime._ops.generated import ATOMIC, LOAD, Access, GeneratedKernel
 
 _LANES, _VECTOR_BYTES = 32, 16
 _NOWHERE = 1 << 60
+# What a loaded index is taken to move an address by.
+_ELSEWHERE = 1 << 30
+# How much slower a multiprocessor moves alone; sectors that a device moves while a loop turns, and while a block starts.
+_ALONE, _OF_TURN, _OF_BLOCK = 2.0, 40_000.0, 8.0
 _MOST = 2048  # elements of a tile that are looked at
 _KEPT = 1 << 13
 
@@ -40,14 +44,17 @@ class TileSectors:
 
 
 @lru_cache(maxsize=_KEPT)
-def touched_by(kernel: GeneratedKernel) -> TileSectors:
-    """With the division that moves least."""
+def touched_by(kernel: GeneratedKernel, sms: float) -> TileSectors:
+    """With the division that takes least on so many multiprocessors, as if Inductor had timed them."""
     tried = [_touched(kernel, blocks) for blocks in blocks_of(kernel)]
-    return min(tried, key=_effort)
+    return min(tried, key=lambda touched: _effort(touched, sms))
 
 
-def _effort(touched: TileSectors) -> float:
-    return touched.fetched + touched.written + 0.25 * (touched.loaded + touched.stored) + 8.0 * touched.blocks.count
+def _effort(touched: TileSectors, sms: float) -> float:
+    """In sectors that a device moves meanwhile: few blocks move less at once, and turns have to be awaited."""
+    blocks = touched.blocks
+    moved = touched.fetched + touched.written + 0.25 * (touched.loaded + touched.stored)
+    return moved * max(1.0, _ALONE * sms / blocks.count) + _OF_TURN * blocks.turns + _OF_BLOCK * blocks.count
 
 
 def _touched(kernel: GeneratedKernel, blocks: Blocks) -> TileSectors:
@@ -82,11 +89,11 @@ def _part(kernel: GeneratedKernel, blocks: Blocks, access: Access) -> tuple[_Acc
     """What an access touches in a tile, and how many times that all blocks do so together."""
     extents = dict(kernel.extents) or {"x": 1}
     tile = {axis: min(size, extents[axis]) for axis, size in blocks.tile}
-    axes = {term.axis for term in access.terms}
-    seen = tuple((axis, size) for axis, size in tile.items() if access.indirect or axis in axes)
+    axes = axes_of(kernel, access)
+    seen = tuple((axis, size) for axis, size in tile.items() if axis in axes)
     part = _of_access(access, seen)
     # What does not go along the axis of a loop is loaded once.
-    once = not access.loop and not access.indirect and not any(axis[0] == "r" for axis in axes)
+    once = not access.loop and not any(axis[0] == "r" for axis in axes)
     turns = blocks.count * (1 if once else blocks.turns)
     covered = blocks.count * blocks.turns * math.prod(tile.values())
     full = min(max(kernel.elements, 1) / covered, 1.0)
@@ -111,8 +118,6 @@ def _of_access(access: Access, tile: tuple[tuple[str, int], ...]) -> _AccessSect
     for axis in order:
         address = (along[axis][: max(_MOST // len(address), 1), None] + address[None, :]).ravel()
     sectors = (address + access.offset) * access.item_bytes // SECTOR_BYTES
-    if access.indirect and not access.terms:
-        return _AccessSectors(len(address), len(address) / _LANES, sectors[:0], len(address))
     vector = _vector(along[order[0]], access) if order else 1
     if access.kind == ATOMIC:
         vector = min(vector, max(4 // access.item_bytes, 1))
@@ -134,6 +139,8 @@ def _steps(access: Access, axis: str, size: int) -> Longs:
     for term in access.terms:
         if term.axis == axis:
             address += (index // max(term.every, 1)) % max(term.extent, 1) * term.stride
+    if access.indirect and all(term.axis != axis for term in access.terms):
+        address += index * _ELSEWHERE
     return address
 
 

@@ -87,10 +87,27 @@ def _together(reached: dict[object, float], size: int) -> float:
 
 def _iterations(kernel: GeneratedKernel, access: Access, total: int) -> float:
     """How often an access is made, element by element: a tile loads what does not go along an axis once for all of it."""
-    if access.indirect or len(kernel.extents) == 1 or kernel.kind == FOREACH:
+    if len(kernel.extents) == 1 or kernel.kind == FOREACH:
         return total * access.share
-    axes = {term.axis for term in access.terms}
+    axes = axes_of(kernel, access)
     return math.prod(extent for axis, extent in kernel.extents if axis in axes) * access.share
+
+
+def axes_of(kernel: GeneratedKernel, access: Access) -> frozenset[str]:
+    """The axes that an address goes along; by loaded indices, those too that loads of whole numbers go along."""
+    axes = frozenset(term.axis for term in access.terms)
+    return axes | _looked_up(kernel) if access.indirect else axes
+
+
+@lru_cache(maxsize=_KEPT)
+def _looked_up(kernel: GeneratedKernel) -> frozenset[str]:
+    axes = (
+        term.axis
+        for access in kernel.accesses
+        if access.kind == LOAD and not access.indirect and kernel.arguments[access.argument][1].startswith("int")
+        for term in access.terms
+    )
+    return frozenset(axes) or frozenset(axis for axis, _ in kernel.extents)
 
 
 def footprint(access: Access) -> int:
