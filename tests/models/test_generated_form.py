@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steptime._models.kernels.forms.generated import queued_ns
 from steptime._models.kernels.forms.generated.blocks import blocks_of
+from steptime._models.kernels.forms.generated.numbers import AT
 from steptime._models.kernels.forms.generated.tiles import touched_by
 from steptime._models.kernels.forms.generated.traffic import SECTOR_BYTES
 from steptime._ops.generated import (
@@ -91,7 +93,7 @@ def test_a_kernel_without_accesses_touches_nothing() -> None:
 
 
 def test_a_reduction_of_few_columns_is_cut_into_many_blocks() -> None:
-    load = Access(LOAD, 0, 4, (Term("x", 1, 768, 1), Term("r0", 1, 4096, 768)), loop=1)
+    load = Access(LOAD, 0, 4, (AddressTerm("x", 1, 768, 1), AddressTerm("r0", 1, 4096, 768)), loop=1)
     kernel = GeneratedKernel(
         "triton_3", REDUCTION, (("x", 768), ("r0", 4096)), "DEFAULT", (("in_ptr0", "float32"),), (load,), reductions=1
     )
@@ -99,8 +101,18 @@ def test_a_reduction_of_few_columns_is_cut_into_many_blocks() -> None:
 
 
 def test_an_index_of_a_row_is_looked_up_once_for_it() -> None:
-    rows, index = 1 << 16, Access(LOAD, 0, 8, (Term("y", 1, 1 << 16, 1),))
+    rows, index = 1 << 16, Access(LOAD, 0, 8, (AddressTerm("y", 1, 1 << 16, 1),))
     looked_up = Access(LOAD, 1, 4, indirect=True)
     arguments = (("in_ptr0", "int64"), ("in_ptr1", "float32"), ("in_ptr2", "float32"))
     kernel = GeneratedKernel("triton_4", POINTWISE, (("x", 64), ("y", rows)), "", arguments, (index, looked_up))
     assert touched_by(kernel, SMS).scattered <= 2 * rows
+
+
+def test_additions_to_a_few_elements_wait_for_each_other_and_those_to_many_do_not() -> None:
+    numbers = np.zeros((4, len(AT)))
+    atomics = np.array([1e6, 1e6, 1e6, 1e3])
+    numbers[:, AT["atomics"]] = atomics
+    numbers[:, AT["contended"]] = atomics / np.array([256, 4096, 1e5, 256])
+    least = queued_ns(numbers)
+    assert least[0] > 1e6
+    assert least[1:].tolist() == [0.0, 0.0, 0.0]
