@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime.errors import InputError
-from steptime_lab.validate.compiled.answers import CaseAnswer, CompiledAnswers, StepAnswer
+from steptime_lab.validate.compiled.answers import SEALED, CaseAnswer, CompiledAnswers, StepAnswer
 from steptime_lab.validate.compiled.compiled import StepPair, compiled_pairs, validate_compiled
 from steptime_lab.validate.compiled.kinds import kind_of, kinds_of, matched
 from steptime_lab.validate.compiled.measured import MeasuredForm, MeasuredPair
@@ -29,7 +30,9 @@ def _form(step_ms: float, device_ms: float | None = None, kinds: Mapping[str, in
 def _pair(
     said: tuple[float, float], took: tuple[float, float], mode: str = "default", device_ms: float | None = None, name: str = "a"
 ) -> StepPair:
-    measured = MeasuredPair(name, mode, "bf16", "model", 1, "2.11.0", _form(took[0], device_ms), _form(took[1], device_ms))
+    measured = MeasuredPair(
+        name, "net", mode, "bf16", "model", 1, "2.11.0", _form(took[0], device_ms), _form(took[1], device_ms)
+    )
     return StepPair(measured, _answer(said[0]), _answer(said[1]))
 
 
@@ -109,3 +112,14 @@ def test_modes_and_small_steps_have_groups_of_their_own() -> None:
 def test_without_rows_one_line_says_how_to_measure(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="steptime measure compiled"):
         compiled_pairs(tmp_path)
+
+
+def test_what_is_predicted_again_stands_beside_and_unseen_architectures_by_themselves() -> None:
+    seen, unseen = (_pair((10.0, 5.0), (10.0, 5.0), name=name) for name in ("seen", "unseen"))
+    unseen = replace(unseen, measured=replace(unseen.measured, architecture=SEALED[0]))
+    both = [replace(each, again=CaseAnswer(_answer(10.0), _answer(wrong))) for each, wrong in ((seen, 6.0), (unseen, 5.5))]
+    groups = validate_compiled(both).groups
+    assert groups["again: compiled"].summary.rows == 2
+    assert groups["again, unseen: compiled"].summary.rows == 1
+    assert groups["again, unseen: compiled"].summary.max == pytest.approx(0.1)
+    assert groups["again, unseen: speed-up"].summary.max == pytest.approx(1 - 5.0 / 5.5)

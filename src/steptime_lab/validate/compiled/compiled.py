@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +11,10 @@ import numpy as np
 from steptime.errors import InputError
 from steptime_lab.measurements.shipped import FOLDER
 from steptime_lab.validate.compiled.answers import (
-    CALIBRATED,
+    AGAIN,
     EQUAL_VERSIONS,
     PREDICTED,
+    SEALED,
     CaseAnswer,
     CompiledAnswers,
     StepAnswer,
@@ -42,7 +43,7 @@ class StepPair:
     eager: StepAnswer
     compiled: StepAnswer
     equal: StepAnswer | None = None  # the compiled form, captured with the PyTorch that ran
-    calibrated: CaseAnswer | None = None  # both forms on the host that they ran on
+    again: CaseAnswer | None = None  # both forms as predicted again after errors had been seen
 
     @property
     def speedup(self) -> MeasuredCase:
@@ -88,40 +89,51 @@ def compiled_pairs(folder: Path = FOLDER, predicted: Path = PREDICTED) -> list[S
     if not there:
         raise InputError(HOW_TO_MEASURE)
     answers = CompiledAnswers.read(predicted).cases
-    equal, calibrated = (CompiledAnswers.read(file).cases if file.exists() else {} for file in (EQUAL_VERSIONS, CALIBRATED))
+    equal, again = (CompiledAnswers.read(file).cases if file.exists() else {} for file in (EQUAL_VERSIONS, AGAIN))
     result = []
     for name, pair in there.items():
         said = answers.get(name)
         if said is not None and said.eager is not None and said.compiled is not None:
-            again = equal[name].compiled if name in equal else None
-            result.append(StepPair(pair, said.eager, said.compiled, again, calibrated.get(name)))
+            captured = equal[name].compiled if name in equal else None
+            result.append(StepPair(pair, said.eager, said.compiled, captured, again.get(name)))
     return result
 
 
 def validate_compiled(pairs: Sequence[StepPair] | None = None) -> Validation:
-    """Compiled steps by mode, precision, ranks and what binds them; eager ones and the speed-up beside."""
+    """Compiled steps by mode, precision, ranks and what binds them, eager ones and the speed-up beside; both predictions."""
     pairs = compiled_pairs() if pairs is None else pairs
     if not pairs:
         raise InputError("no compiled step that was measured has been predicted; predict them again")
-    steps = [
-        Compared(_step(pair.measured, pair.measured.compiled, pair.compiled), tuple(_groups(pair)), _again(pair))
-        for pair in pairs
-    ]
+    again = [_again(pair) for pair in pairs if pair.again is not None and pair.again.eager and pair.again.compiled]
+    unseen = [pair for pair in again if pair.measured.architecture in SEALED]
+    steps = _steps(pairs)
     return Validation.of(
         "compiled",
         "compiled steps predicted from the script before measuring",
         steps,
-        groups={**grouped(steps), **_beside(pairs)},
-        facts=_facts(pairs),
-        notes=tuple(_notes(pairs)),
+        groups={**grouped(steps), **_beside(pairs), **_as("again", again), **_as("again, unseen", unseen)},
+        facts={**_facts(pairs), **{f"again_{name}": fact for name, fact in (_facts(again) if again else {}).items()}},
+        notes=tuple(_notes(pairs, again)),
     )
 
 
-def _again(pair: StepPair) -> dict[str, MeasuredCase]:
-    """The compiled step as predicted for the host that it ran on."""
-    if pair.calibrated is None or pair.calibrated.compiled is None:
-        return {}
-    return {"calibrated": _step(pair.measured, pair.measured.compiled, pair.calibrated.compiled)}
+def _again(pair: StepPair) -> StepPair:
+    """With what was predicted again in place of the first answers."""
+    assert pair.again is not None
+    assert pair.again.eager is not None
+    assert pair.again.compiled is not None
+    return replace(pair, eager=pair.again.eager, compiled=pair.again.compiled)
+
+
+def _as(name: str, pairs: Sequence[StepPair]) -> dict[str, Group]:
+    """Groups of such predictions, all compiled steps of them first."""
+    steps = _steps(pairs)
+    every = [Compared(step.case, ("compiled",)) for step in steps]
+    return {f"{name}: {group}": each for group, each in {**grouped(every), **grouped(steps), **_beside(pairs)}.items()}
+
+
+def _steps(pairs: Sequence[StepPair]) -> list[Compared]:
+    return [Compared(_step(pair.measured, pair.measured.compiled, pair.compiled), tuple(_groups(pair))) for pair in pairs]
 
 
 def _groups(pair: StepPair) -> Iterator[str | None]:
@@ -174,8 +186,10 @@ def _facts(pairs: Sequence[StepPair]) -> dict[str, float]:
     return facts
 
 
-def _notes(pairs: Sequence[StepPair]) -> Iterator[str]:
-    made = CompiledAnswers.read().made_with if PREDICTED.exists() else {}
+def _notes(pairs: Sequence[StepPair], again: Sequence[StepPair]) -> Iterator[str]:
     versions = ", ".join(sorted({pair.measured.torch for pair in pairs}))
-    if made:
-        yield f"captured with PyTorch {made.get('torch', '?')} at commit {made.get('commit', '?')}, measured with {versions}"
+    for file, said in ((PREDICTED, "captured"), (AGAIN, "again: captured")):
+        if file.exists() and (made := CompiledAnswers.read(file).made_with):
+            yield f"{said} with PyTorch {made.get('torch', '?')} at commit {made.get('commit', '?')}, measured with {versions}"
+    if again:
+        yield "again: after the errors of the first answers had been seen; unseen: but of these architectures"

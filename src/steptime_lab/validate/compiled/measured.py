@@ -33,6 +33,7 @@ class MeasuredPair:
     """A case, eager and compiled in one process."""
 
     name: str
+    architecture: str
     mode: str
     precision: str
     what: str
@@ -59,6 +60,7 @@ def _pair(name: str, rows: Mapping[str, Mapping[str, Any]]) -> MeasuredPair:
     row = rows["compiled"]
     return MeasuredPair(
         name=name,
+        architecture=row["architecture"],
         mode=row["mode"],
         precision=row["precision"],
         what=row["what"],
