@@ -62,8 +62,8 @@ class Speed:
 
 
 # A training step runs in the slow state: its main and backward threads take turns and wake from sleep every time. Ops in the
-# shipped traces take 2.0 to 2.4 times as long as in bursts, a fixed loop beside steps 2.3 times in nine repeats of ten; of the
-# shipped steps the mean error is least here (2.3: 5.8 %, 2.2: 6.1, 2.4: 6.0).
+# shipped traces take 2.0 to 2.4 times as long as in bursts, a fixed loop beside steps 2.3 times in nine repeats of ten. Of the
+# shipped steps the median error is least here (2.42: -1.8 %, 2.48: -1.2, 2.54: -0.5; 2026-11-18).
 STEP = Speed.of_cpu(2.54)
 
 
