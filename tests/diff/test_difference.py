@@ -78,7 +78,7 @@ def test_a_recording_and_its_prediction_are_matched_op_by_op() -> None:
 
 def test_two_batches_of_a_config_differ_by_the_work_on_samples() -> None:
     config = EXAMPLES / "configs" / "bert.toml"
-    few, many = (steptime.predict(config, "1xh200", batch=batch) for batch in (16, 32))
+    few, many = (steptime.predict(config, "1xh200", batch=batch) for batch in (64, 128))
     answer = steptime.diff(few, many)
     adds_up(answer)
     assert answer.difference.matched == 1.0
