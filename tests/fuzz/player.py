@@ -17,6 +17,7 @@ from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from tests.fuzz.case import Case, Content
 from tests.fuzz.oracle import ANSWER, compared, document, judged
@@ -118,8 +119,12 @@ def _command() -> Any:
     import steptime._cli.app as command_line
 
     parser = typer.main.get_command(command_line.app)
-    command_line.app = parser  # type: ignore[assignment]
-    return command_line.run
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with patch.object(command_line, "app", parser):
+            return command_line.run(*args, **kwargs)
+
+    return run
 
 
 def write(case: Case, folder: Path) -> None:
