@@ -120,7 +120,7 @@ def _of_access(access: Access, tile: tuple[tuple[str, int], ...]) -> _AccessSect
     sectors = (address + access.offset) * access.item_bytes // SECTOR_BYTES
     vector = _vector(along[order[0]], access) if order else 1
     if access.kind == ATOMIC:
-        vector = min(vector, max(4 // access.item_bytes, 1))
+        vector = min(vector, max(4 // max(access.item_bytes, 1), 1))
     asked, instructions = _asked(sectors, _LANES * vector)
     return _AccessSectors(asked, instructions, np.unique(sectors), len(address))
 
@@ -158,4 +158,4 @@ def _vector(along: Longs | None, access: Access) -> int:
         return 1
     run = len(along) if (np.diff(along) == 1).all() else int(np.argmax(np.diff(along) != 1)) + 1
     aligned = math.gcd(run, *(abs(term.stride) for term in access.terms if abs(term.stride) > 1), access.offset) or 1
-    return max(min(_VECTOR_BYTES // access.item_bytes, math.gcd(aligned, _VECTOR_BYTES)), 1)
+    return max(min(_VECTOR_BYTES // max(access.item_bytes, 1), math.gcd(aligned, _VECTOR_BYTES)), 1)
