@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -152,6 +153,23 @@ def test_a_reader_that_leaves_early_is_no_failure() -> None:
         started.stdout.close()
         assert started.stderr.read() == b""
         assert started.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("platform", "closed", "code"),
+    [
+        ("1xh200", "2>&-", 0),
+        ("1xh200", ">&-", 0),
+        ("1xh200", ">&- 2>&-", 0),
+        ("nowhere", "2>&-", 2),
+        ("nowhere", ">&- 2>&-", 2),
+    ],
+)
+def test_closed_streams_change_neither_the_exit_code_nor_the_answer(platform: str, closed: str, code: int) -> None:
+    command = f"{shlex.join(process('platforms', platform, '--json'))} {closed}"
+    done = subprocess.run(["sh", "-c", command], env=environment(), capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (code, b"")
+    assert done.stdout.startswith(b"{") == (code == 0 and closed == "2>&-")
 
 
 def test_an_interrupt_is_quiet() -> None:

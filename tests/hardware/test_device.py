@@ -170,6 +170,13 @@ def test_parts_are_of_measured_devices_only(tmp_path: Path) -> None:
         read_device(str(tmp_path / "part.toml"))
 
 
+@pytest.mark.parametrize("whole", ["[/]", "..", "a/b", ""])
+def test_a_part_of_something_that_is_no_name_is_one_line(tmp_path: Path, whole: str) -> None:
+    (tmp_path / "part.toml").write_text(f'schema_version = 1\npart_of = "{whole}"\nshare = 2')
+    with pytest.raises(InputError, match="expected the name of a device whose file lies"):
+        read_device(str(tmp_path / "part.toml"))
+
+
 def test_a_device_on_paper_without_a_cap_has_that_of_the_shipped_one_it_is_named_after(tmp_path: Path) -> None:
     text = (FOLDER / "h100.toml").read_text(encoding="utf-8")
     without = "\n".join(line for line in text.splitlines() if not line.startswith("power_w"))

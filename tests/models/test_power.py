@@ -190,3 +190,15 @@ def test_files_that_are_no_power_models_are_one_line(tmp_path: Path) -> None:
 def test_a_model_written_is_the_model_read(tmp_path: Path) -> None:
     H200.write(tmp_path / "power.json")
     assert PowerModel.read(tmp_path / "power.json") == H200
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("active_w", {"copy": 10**400}), ("elasticity", {"indexing": "0.5"}), ("gamma", True)]
+)
+def test_a_number_that_no_card_has_is_one_line(tmp_path: Path, key: str, value: object) -> None:
+    content = json.loads((FOLDER / power_file("h200")).read_text(encoding="utf-8"))
+    file = tmp_path / "power.json"
+    file.write_text(json.dumps({**content, key: value}), encoding="utf-8")
+    with pytest.raises(InputError, match=f"not a power model .{key} is") as caught:
+        PowerModel.read(file)
+    assert "\n" not in str(caught.value)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from steptime._models.engine.stored import Floats, Longs, pack, stored, unpack
+from steptime.errors import InputError
 
 columns = npst.arrays(np.float64, st.integers(0, 5), elements=st.floats(-1e300, 1e300))
 names = st.text("abcdefgh", min_size=1, max_size=5)
@@ -97,3 +98,15 @@ def test_what_is_missing_is_named_unless_it_has_a_default() -> None:
     assert unpack(Leaf, {"values": np.zeros(2)}).depth == 0
     with pytest.raises(KeyError, match="values"):
         unpack(Leaf, {"depth": np.asarray(1)})
+
+
+@dataclass(frozen=True)
+class Named:
+    arrays: dict[str, Floats] = field(metadata=stored(prefix=""))
+
+
+def test_an_array_that_a_file_lacks_is_one_line_when_it_is_needed() -> None:
+    model = unpack(Named, {"rate": np.ones(2)})
+    assert "latency" not in model.arrays
+    with pytest.raises(InputError, match="lacks 'latency'"):
+        model.arrays["latency"]

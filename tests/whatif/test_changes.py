@@ -14,7 +14,7 @@ from steptime._program.program import Tensor
 from steptime._report.whatif import ChangedPrediction
 from steptime._whatif import batch
 from steptime._whatif.batch import SampleDimensions, batch_size
-from steptime._whatif.grammar import Change, Target, parse, parse_all
+from steptime._whatif.grammar import Change, Target, parse, parse_all, pattern
 from steptime._whatif.named import Changer
 from steptime._whatif.savings import Scene
 
@@ -286,3 +286,19 @@ def test_times_that_a_change_made_are_not_called_measured() -> None:
     assert 0 < halved.coverage["changed"] < 1
     assert sum(halved.coverage.values()) == pytest.approx(1.0)
     assert "changed" not in steptime.predict(EXAMPLES / "prefetch_sync", what_if=["host * 0.9"]).coverage
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "matches"),
+    [
+        ("gemm", "ampere_GEMM_nt", True), ("gemm*", "ampere_gemm_nt", False), ("*gemm*", "ampere_gemm_nt", True),
+        ("a*a", "a", False), ("a*a", "aa", True), ("*ab*ab", "abab", True), ("*ab*ab", "xabyabzab", True),
+        ("a?c*", "abcd", True), ("*a*b", "ab_ba", False), ("*", "", True), ("a.c*", "abc", False),
+    ],
+)  # fmt: skip
+def test_a_star_stands_for_anything_and_a_name_with_one_is_matched_whole(name: str, text: str, matches: bool) -> None:
+    assert bool(pattern(name).search(text)) is matches
+
+
+def test_a_name_of_many_stars_is_matched_in_time_that_grows_with_its_length() -> None:
+    assert not pattern("*a" * 30 + "z").search("a" * 2000)

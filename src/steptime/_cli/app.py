@@ -90,8 +90,17 @@ for _name, _command in lab_commands().items():
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
+    _open_closed_streams()
     no_last_collection()
     sys.exit(run(arguments))
+
+
+def _open_closed_streams() -> None:
+    """Give stdout and stderr somewhere to go where the caller closed them, so that no other file gets their numbers."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - open as long as the process
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -201,7 +201,8 @@ def _share(file: Path, content: Mapping[str, Any]) -> DeviceLimits:
     name, share = content["part_of"], content.get("share")
     if not isinstance(share, int) or isinstance(share, bool) or not 1 <= share <= _MOST_SHARES:
         raise InputError(f"{file}: share is {share!r}, expected how many equal parts the device is divided into")
-    whole_file = file.with_name(f"{name}.toml") if isinstance(name, str) and name and "\0" not in name else None
+    plain = isinstance(name, str) and "\0" not in name and name == Path(name).name != ""
+    whole_file = file.with_name(f"{name}.toml") if plain else None
     if whole_file is None or not is_file(whole_file):
         raise InputError(f"{file}: part_of is {name!r}, expected the name of a device whose file lies beside it")
     whole = read_toml(whole_file, "device", SCHEMA_VERSION)

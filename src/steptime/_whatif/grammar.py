@@ -145,5 +145,9 @@ def pattern(name: str) -> re.Pattern[str]:
     """What a name matches: as a whole where it has `*` or `?`, else where it is a part; upper and lower case alike."""
     if not set("*?") & set(name):
         return re.compile(re.escape(name), re.IGNORECASE)
-    text = "".join(".*" if each == "*" else "." if each == "?" else re.escape(each) for each in name)
-    return re.compile(rf"(?:{text})\Z", re.IGNORECASE | re.DOTALL)
+    first, *others = ("".join("." if each == "?" else re.escape(each) for each in part) for part in name.split("*"))
+    if not others:
+        return re.compile(rf"\A{first}\Z", re.IGNORECASE | re.DOTALL)
+    # A part is taken where it first occurs and kept there (an atomic group): trying every place of every part would not end.
+    between = "".join(f"(?>.*?{part})" for part in others[:-1])
+    return re.compile(rf"\A{first}{between}.*{others[-1]}\Z", re.IGNORECASE | re.DOTALL)

@@ -22,6 +22,8 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 import numpy as np
 import numpy.typing as npt
 
+from steptime.errors import InputError
+
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
 Floats = npt.NDArray[np.float64]
@@ -44,6 +46,22 @@ class _How:
     names: tuple[str, ...] | None = None  # the keys that a mapping may have, where its prefix does not tell them apart
     dtype: Any = None  # narrower than in memory
     separator: str = "."  # between a mapping's keys and the names inside
+
+
+class MissingArrayError(InputError, KeyError):
+    """An array that a fitted model needs and its file does not have."""
+
+    def __str__(self) -> str:
+        """Say it without the quotes that a KeyError has."""
+        return str(self.args[0])
+
+
+class StoredMapping(dict[str, Any]):
+    """Arrays or models of a fitted model by name. A missing one is an error of its file."""
+
+    def __missing__(self, name: str) -> Any:
+        """Refuse a model of which a part is missing."""
+        raise MissingArrayError(f"a fitted model lacks {name!r}; its file is damaged or of another version: fit again")
 
 
 def stored(
@@ -166,7 +184,7 @@ def _unpacked(hint: Any, arrays: Arrays, key: str, prefix: str, how: _How) -> An
         inside, (_, inner) = _inside(arrays, prefix), get_args(hint)
         names = how.names or dict.fromkeys(name.partition(how.separator)[0] for name in inside)
         values = {name: _unpacked(inner, inside, name, name + how.separator, _How()) for name in names}
-        return {name: value for name, value in values.items() if value is not MISSING}
+        return StoredMapping({name: value for name, value in values.items() if value is not MISSING})
     if members := _members(hint):
         count = int(arrays[key]) if get_args(hint)[-1] is Ellipsis else len(members)
         items = tuple(_unpacked(members[0], arrays, f"{key}{index}", f"{key}{index}.", how) for index in range(count))

@@ -59,6 +59,11 @@ class KernelDraw:
         return replace(self, core_j=self.core_j * factor, memory_j=self.memory_j * factor)
 
 
+def _plausible(number: object) -> bool:
+    """Whether it is a number that a quantity of a power model can have."""
+    return isinstance(number, int | float) and not isinstance(number, bool) and 0 <= number < 1e6
+
+
 @dataclass(frozen=True, slots=True)
 class PowerModel:
     """Of one kind of card. Powers are in W, energies in J."""
@@ -104,8 +109,8 @@ class PowerModel:
         for each in fields(self):
             value = getattr(self, each.name)
             numbers = value.values() if each.type.startswith("Mapping[str, float]") else [value]
-            if each.type not in ("str", "Mapping[str, Any]") and not all(0 <= float(number) < 1e6 for number in numbers):
-                raise ValueError(f"{each.name} is {value!r}")
+            if each.type not in ("str", "Mapping[str, Any]") and not all(map(_plausible, numbers)):
+                raise ValueError(f"{each.name} is {value!r:.60}")
         if not (self.cap_w > 0 and self.tensor_clock > 0 and self.peak * self.cap_w > self.base_w):
             raise ValueError(f"a cap of {self.cap_w:g} W leaves nothing beside {self.base_w:.0f} W at rest")
 

@@ -55,6 +55,8 @@ _SUFFIXES = (".json", ".json.gz")
 _TUPLE, _ARRAY, _FLOAT, _DICT = "$tuple", "$array", "$float", "$dict"
 # Times and sums of durations up to here (18 years) leave the simulator's arithmetic room before it wraps around.
 _LATEST_NS = 2**59
+# Whole numbers of tensors and arguments are below this; sums of their products stay finite.
+_MOST = 2**64
 _ARRAY_TYPES = ("int8", "int32", "int64", "float64", "bool")
 
 
@@ -104,9 +106,19 @@ def _value(plain: Any) -> Value:
     if isinstance(plain, dict) and _FLOAT not in plain:
         if not plain.keys() <= _TENSOR_FIELDS:
             raise ValueError(f"a tensor with {min(plain.keys() - _TENSOR_FIELDS)}")
-        return msgspec.convert(plain, Tensor)
+        return _counted(msgspec.convert(plain, Tensor))
     scalar: Value = _restored(plain)
+    if isinstance(scalar, int) and abs(scalar) >= _MOST:
+        raise ValueError(f"a number of {len(str(scalar))} digits among the arguments of an op")
     return scalar
+
+
+def _counted(tensor: Tensor) -> Tensor:
+    """The tensor, if its elements can be counted."""
+    numbers = (*tensor.shape, *(tensor.strides or ()), tensor.offset or 0)
+    if max(map(abs, numbers)) >= _MOST or math.prod(each for each in tensor.shape if each) >= _MOST:
+        raise ValueError("a tensor with more elements than any memory holds")
+    return tensor
 
 
 def _plain(value: Any, where: str) -> Any:
