@@ -16,7 +16,7 @@ MODELS_READY := $(VENV)/.models-ready
 TORCHREC_VENV := .venv-torchrec
 TORCHREC_BIN := $(TORCHREC_VENV)/bin
 TORCHREC_READY := $(TORCHREC_VENV)/.ready
-DEMO_TRACE := out/demo.trace.json
+DEMO_PAGE := out/llama-8b.html
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-long test-torchrec browser lint format check docs dist bench capture-models check-gpu clean
@@ -24,9 +24,9 @@ DEMO_TRACE := out/demo.trace.json
 help:  ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
-demo: $(READY)  ## explain a real four-rank training step
-	@mkdir -p $(dir $(DEMO_TRACE))
-	$(BIN)/steptime replay examples/h200_mps4_dlrm --trace $(DEMO_TRACE)
+demo: $(READY)  ## predict a training step of Llama 8B on eight H200s, with its page in out
+	@mkdir -p $(dir $(DEMO_PAGE))
+	$(BIN)/steptime predict examples/configs/llama-8b.toml --platform 8xh200-nvlink --html $(DEMO_PAGE)
 
 # By file: what a file's tests share (a fitted form, a captured step) is made once.
 test: $(READY)  ## the tests that guard laws: a few minutes
