@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import steptime
+from steptime import _processes
 from steptime._cli.app import run
 from steptime._report.sweep_text import best_lines, order_words, table_cells
 from steptime._sweep import workers
@@ -221,4 +222,4 @@ def test_ctrl_c_ends_workers_and_what_was_done_stays(tmp_path: Path) -> None:
 def test_a_process_that_has_loaded_torch_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its threads are none that Python counts, and forked workers would wait for them without end."""
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
-    assert workers._context().get_start_method() == "spawn"
+    assert _processes.context().get_start_method() == "spawn"

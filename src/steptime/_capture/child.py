@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import runpy
-import signal
 import sys
 import threading
 import time
@@ -46,11 +45,12 @@ from steptime._capture.refusals import failure, innermost_line
 from steptime._capture.vision_ops import declared_when_imported
 from steptime._capture.watch import FoundError, LoopIteration, LoopWatch, tamed, watched
 from steptime._garbage import little_collection
+from steptime._processes import end_with_parent
 from steptime._program.formats import saved
 from steptime._program.workload import Workload
 from steptime.errors import InputError
 
-_OFTEN_S = 0.25  # how often the guard looks at the clock and for its parent
+_OFTEN_S = 0.25  # how often the guard looks at the clock
 
 
 @dataclass
@@ -175,12 +175,10 @@ class Child:
         return min(seconds, LONGEST_COMPILING * self.task.limit_s)
 
     def guard(self, began_s: float) -> None:
-        """Ends the process at its limit, with what was seen, and all that it started where its parent is gone."""
-        parent, main = os.getppid(), threading.main_thread().ident
+        """Ends the process at its limit, with what was seen."""
+        main = threading.main_thread().ident
         while time.monotonic() - began_s < self.task.limit_s + self._compiling_s():
             time.sleep(_OFTEN_S)
-            if os.getppid() != parent:
-                os.killpg(0, signal.SIGKILL)
         seen = "" if self.watch is None else f"{self.watch.seen.words()}, "
         line = innermost_line(sys._current_frames().get(main or 0))
         last = f"it was last at {line}" if line else "it was being read"
@@ -200,5 +198,6 @@ def main(folder: str) -> None:
     began_s = time.monotonic()
     declared_when_imported()
     child = Child(ScriptTask.read(Path(folder)), Path(folder))
+    end_with_parent(os.getppid())
     threading.Thread(target=child.guard, args=(began_s,), daemon=True).start()
     child.run()

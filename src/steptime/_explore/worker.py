@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 from steptime._explore.answer import PREDICT, answered
 from steptime._explore.subject import Subject
+from steptime._processes import end_with_parent
 
 FRAME = struct.Struct("!I")
 
@@ -25,6 +26,7 @@ def framed(content: bytes) -> bytes:
 
 def main() -> None:
     """Answers until nobody asks any more."""
+    end_with_parent(os.getppid())
     # What a prediction prints must not be taken for an answer.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

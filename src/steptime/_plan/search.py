@@ -8,11 +8,10 @@ does not depend on who asks.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,6 +26,7 @@ from steptime._plan.evaluate import LayoutEvaluator, Played
 from steptime._plan.layers import ActivationKey, LayerKey, LayerTimes, StateKey
 from steptime._plan.shortage import shortage
 from steptime._plan.space import Choices, ModelLayout, Space, layouts_of
+from steptime._processes import cores, workers
 
 Key = TypeVar("Key")
 Answer = TypeVar("Answer")
@@ -269,12 +269,8 @@ def _asking(executor: Executor | None, questions: int) -> Iterator[Ask]:
     """By an executor, by processes of its own where that is quicker, or here."""
     if executor is not None:
         yield executor.map
-    elif questions < _WORTH_PROCESSES or _workers() == 1:
+    elif questions < _WORTH_PROCESSES or cores() == 1:
         yield map
     else:
-        with ProcessPoolExecutor(_workers()) as pool:
+        with workers(cores()) as pool:
             yield pool.map
-
-
-def _workers() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -6,22 +6,14 @@ whoever gets the chunk builds it once.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import pickle
-import signal
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from multiprocessing.context import BaseContext
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, as_completed
 from typing import Any
 
+from steptime._processes import context, cores, workers
 from steptime._sweep.axes import SweepPoint
-from steptime.errors import SteptimeError
 
 # Seconds of work left from which processes are worth it: each takes about half of one to begin.
 _WORTH_PROCESSES_S = 2.0
@@ -59,23 +51,17 @@ def run(
     while left:
         each_s = (time.process_time() - began) / max(done, 1)  # whatever else runs on the machine
         remaining = sum(map(len, left))
-        if done and remaining > 1 and remaining * each_s > _WORTH_PROCESSES_S and processes > 1:
-            context = _context()
-            if context.get_start_method() == "fork" or _sendable(job):
-                size = min(max(int(_CHUNK_S / max(each_s, 1e-3)), 1), -(-remaining // (2 * processes)))
-                chunks = _chunks(left, size)
-                with _processes(job, context, min(processes, len(chunks))) as pool:
-                    _spread(lambda chunk: pool.submit(_of_worker, [points[at] for at in chunk]), chunks, told)
-                return
+        worth = done and remaining > 1 and remaining * each_s > _WORTH_PROCESSES_S and processes > 1
+        if worth and (context().get_start_method() == "fork" or _sendable(job)):
+            size = min(max(int(_CHUNK_S / max(each_s, 1e-3)), 1), -(-remaining // (2 * processes)))
+            chunks = _chunks(left, size)
+            with workers(min(processes, len(chunks)), _begin, job, advice="; --resume goes on") as pool:
+                _spread(lambda chunk: pool.submit(_of_worker, [points[at] for at in chunk]), chunks, told)
+            return
         group = left.pop(0)
         for at in group:
             told(at, job([points[at]])[0])
             done += 1
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _chunks(groups: Sequence[Sequence[int]], size: int) -> list[list[int]]:
@@ -100,40 +86,13 @@ def _spread(submit: Callable[[Sequence[int]], Future[list[Any]]], chunks: _Chunk
         for future in as_completed(futures):
             for at, result in zip(futures[future], future.result(), strict=True):
                 told(at, result)
-    except BrokenProcessPool:
-        raise SteptimeError("a worker process of the sweep was ended, perhaps for want of memory; --resume goes on") from None
     finally:
         for future in futures:
             future.cancel()
 
 
-@contextmanager
-def _processes(job: Job, context: BaseContext, count: int) -> Iterator[ProcessPoolExecutor]:
-    """Worker processes; they are ended, not waited for, when an error or Ctrl-C ends the sweep."""
-    before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=(job,))
-    try:
-        yield pool
-    except BaseException:
-        for child in set(multiprocessing.active_children()) - before:
-            child.terminate()
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    pool.shutdown()
-
-
-def _context() -> BaseContext:
-    """Forked workers have what is loaded already. A process with threads of its own cannot be forked safely, and PyTorch has
-    some that Python does not count: workers waited for them without end."""
-    alone = threading.active_count() == 1 and "torch" not in sys.modules
-    forks = "fork" in multiprocessing.get_all_start_methods() and alone
-    return multiprocessing.get_context("fork" if forks else "spawn")
-
-
 def _begin(job: Job) -> None:
-    """In a worker: Ctrl-C is for the one who waits, which ends workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    """In a worker."""
     _shared[:] = [job]
 
 

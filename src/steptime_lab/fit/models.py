@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from steptime._models.lookups.contention import Contention
 from steptime._models.power.model import power_file
 from steptime._platforms.device import Device
 from steptime._platforms.fabric import Fabric, read_models, write_models
+from steptime._processes import workers
 from steptime._program.load import load
 from steptime._program.program import Program
 from steptime.errors import InputError
@@ -76,7 +76,7 @@ def fit_and_write(run: FitRun, what: Sequence[str]) -> list[Path]:
 def _kernels(run: FitRun) -> list[Path]:
     table = read(run.folder, KERNELS)
     # The two forms with most rows take nearly all the time, about as long as each other.
-    with ProcessPoolExecutor(max_workers=2) as executor:
+    with workers(2) as executor:
         models = fit_kernels(table, run.limits(), run.seed, report=run.report, executor=executor)
     if (generated := read(run.folder, GENERATED)).num_rows:
         models = with_forms(models, fit_generated(generated_rows(generated), run.limits(), run.seed))

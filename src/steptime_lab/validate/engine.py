@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 import steptime_lab
 from steptime._models.error import gmae
+from steptime._processes import workers
 from steptime.errors import InputError
 
 Floats = npt.NDArray[np.float64]
@@ -210,7 +211,7 @@ def in_processes(
     function: Callable[..., Result], *columns: Iterable[Any], executor: Executor | None = None
 ) -> Iterator[Result]:
     """What `map` gives, by two processes unless an executor is given."""
-    with ProcessPoolExecutor(max_workers=2) if executor is None else nullcontext(executor) as running:
+    with workers(2) if executor is None else nullcontext(executor) as running:
         yield from running.map(function, *columns)
 
 

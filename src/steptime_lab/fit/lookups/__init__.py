@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from steptime._models.lookups.forms.bag_backward import BagBackward
 from steptime._models.lookups.forms.dense_backward import DenseBackward
 from steptime._models.lookups.forms.kernel_sum import RowsForward
 from steptime._models.lookups.question import Lookups
+from steptime._processes import workers
 from steptime.errors import InputError
 from steptime_lab.baselines.lookups import BASELINES
 from steptime_lab.fit.lookups import batched_backward, batched_forward, kernel_sum
@@ -169,7 +170,7 @@ def _recipe(table: pa.Table, seen: Mapping[Kind, MeasuredLookups], seed: int) ->
 
 def fit_and_write_lookups(folder: Path, out: Path, limits: DeviceLimits, name: str, seed: int, said: Said) -> Path:
     """The lookup models of a device; gives the file."""
-    with ProcessPoolExecutor(max_workers=2) as executor:
+    with workers(2) as executor:
         table, measured = read_lookups(folder, said=said, executor=executor)
         models = fit_lookups(table, measured, limits, seed, said=said, executor=executor)
     file = lookups_file(out, name)
@@ -195,7 +196,7 @@ def read_lookups(
 
 def fit_and_write_lookup_baselines(folder: Path, out: Path, limits: DeviceLimits, name: str, seed: int, said: Said) -> Path:
     """Other forms on the same rows, and the models' own shown some of the rows only; gives the file."""
-    with ProcessPoolExecutor(max_workers=2) as executor:
+    with workers(2) as executor:
         _, measured = read_lookups(folder, said=said, executor=executor)
         said("lookups: forms that are shown some of the rows only")
         parts = {

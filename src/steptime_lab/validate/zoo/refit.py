@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from steptime._models.kernels.family import families
 from steptime._ops.families import WorkFamily
 from steptime._platforms.platform import Platform, platform_parts
 from steptime._platforms.situation import ARCHITECTURES, KNOWN, Situation, unseen_architecture, written
+from steptime._processes import cores, workers
 from steptime._sim.modelled.prediction import predict_on
 from steptime.errors import SteptimeError
 from steptime_lab.fit.kernels.fitting import fit_kernels, with_forms
@@ -127,7 +127,7 @@ def _machines(
             rows = without(table, group)
             report(f"{group}: fitting without {len(table) - len(rows):,} rows of its kin")
             forms = [form for form, lost in (_rows_of_forms(table) - _rows_of_forms(rows)).items() if lost]
-            with ProcessPoolExecutor() as executor:
+            with workers(cores()) as executor:
                 fitted = fit_kernels(rows, platform.device.limits, seed, forms=forms, report=report, executor=executor)
             models = with_forms(platform.device.models, fitted)
             known[sources] = replace(platform, device=replace(platform.device, models=models))
