@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -166,3 +166,47 @@ def test_what_is_written_to_is_given_back_and_nothing_new_shares_memory() -> Non
             one, other = (answers.answer(aten.add.Tensor, (x, y), {}) for _ in range(2))
             assert len({each.untyped_storage()._cdata for each in (x, y, one, other)}) == 4
             assert answers.answer(aten.view.default, (x, [24]), {}).untyped_storage()._cdata == x.untyped_storage()._cdata
+
+
+def clipped() -> Callable[[], None]:
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4))).to(device="cuda", dtype=torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        model(torch.ones(2, 16, device="cuda", dtype=torch.bfloat16)).sum().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return step
+
+
+def test_numbers_promote_tensors_of_the_device_as_they_do_those_of_the_host() -> None:
+    seen: list[Any] = []
+
+    def results(device: str) -> list[Any]:
+        found = []
+        dtypes, shapes = (torch.bfloat16, torch.float16, torch.int32, torch.float64), ((), (3,))
+        for dtype, shape, number in product(dtypes, shapes, (2, 2.0, True)):
+            x = torch.ones(shape, dtype=dtype, device=device)
+            made = (x + number, number * x, x / number, x**number, torch.where(x > 0, x, number), torch.add(x, number, alpha=2))
+            found += [each.dtype for each in made]
+        return found
+
+    def make() -> Callable[[], None]:
+        step = clipped()
+
+        def both() -> None:
+            seen.append(results("cuda"))
+            step()
+
+        return both
+
+    capture(make)
+    assert seen
+    assert all(each == results("cpu") for each in seen)
+
+
+def test_gradients_of_bf16_are_scaled_by_a_factor_of_bf16_so_that_one_kernel_clips_them_all() -> None:
+    (inputs, _), *others = [sides for name, _, sides, _ in described(capture(clipped).programs[0]) if "foreach_mul" in name]
+    assert not others
+    assert {dtype for _, _, dtype, _, _ in inputs} == {"bfloat16"}

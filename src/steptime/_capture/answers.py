@@ -122,7 +122,8 @@ def _answered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             inner[id(tensor)] = (tensor, as_meta(tensor))
         return inner[id(tensor)][1]
 
-    args = tuple(map(_wrapped, args, func._schema.arguments))
+    if not torch._C._should_allow_numbers_as_tensors(func._opname):
+        args = tuple(map(_wrapped, args, func._schema.arguments))
     given = _mapped(args, down)
     result = func(*given, **{name: _mapped(value, down) for name, value in kwargs.items()})
     result = laid_out(func._schema.name, given, result)
@@ -142,7 +143,10 @@ def _answered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _wrapped(value: Any, argument: Any) -> Any:
-    """A number in place of a tensor, which a mode is shown for a tensor that stands for a number, as a tensor again."""
+    """A number in place of a tensor, which a mode is shown for a tensor that stands for a number, as a tensor again.
+
+    Ops of arithmetic take the number itself: it then widens no dtype, as PyTorch's rules of promotion say.
+    """
     if isinstance(value, _NUMBERS) and str(argument.type) == "Tensor":
         dtype = torch.get_default_dtype() if isinstance(value, float) else None
         return torch.tensor(value, dtype=dtype, device=META)
