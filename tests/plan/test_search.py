@@ -41,6 +41,8 @@ def test_the_winner_is_what_predict_says(planned: Planned, tmp_path: Path) -> No
     assert predicted.interval_ms == pytest.approx(planned.interval_ms, rel=1e-9)
     assert predicted.memory["peak_bytes"] == planned.found.best.peak_bytes
     assert predicted.mfu == pytest.approx(planned.found.best.mfu)
+    assert predicted.verdict == planned.verdict
+    assert set(predicted.warnings) <= set(planned.warnings())
 
 
 def test_a_plan_keeps_to_the_schema_and_begins_with_its_verdict(planned: Planned, tmp_path: Path) -> None:

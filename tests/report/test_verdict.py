@@ -66,7 +66,7 @@ def test_room_within_the_error_of_peaks_is_no_plain_fit(needed: int, said: str) 
     fit = Fit(3, needed, 100, {})
     assert (fit.words, fit.tight) == (said, said == "barely fits")
     assert ("may not fit" in fit.room) == fit.tight
-    verdict = Verdict(fit, "mixed: x", Certainty.around(1.0, (0.9, 1.1), KNOWN))
+    verdict = Verdict(fit, small().bound, Certainty.around(1.0, (0.9, 1.1), KNOWN))
     assert verdict.headline.startswith(said)
 
 
@@ -112,17 +112,10 @@ def test_how_sure_says_what_is_known_of_the_machine() -> None:
     assert "50 % of the device time is beyond" in guessed.text
 
 
-@pytest.mark.parametrize(
-    ("sentence", "word"),
-    [
-        ("host-bound: idle", "host"), ("GPU-bound: busy", "GPU"), ("wire-bound: x", "wire"), ("mixed: x", "mixed"),
-        ("power-bound: x", "power"), ("waiting for rank 3: x", "peers"), ("waiting for each other: x", "peers"),
-    ],
-)  # fmt: skip
-def test_what_binds_is_one_word(sentence: str, word: str) -> None:
+def test_what_binds_a_step_without_room_is_memory() -> None:
     sure = Certainty.around(1.0, (0.9, 1.1), KNOWN)
-    assert Verdict(None, sentence, sure).bound == word
-    assert Verdict(Fit(0, 2, 1, {}), sentence, sure).bound == "memory"
+    assert Verdict(None, small().bound, sure).bound == small().bound.kind
+    assert Verdict(Fit(0, 2, 1, {}), small().bound, sure).bound == "memory"
 
 
 def test_every_form_of_an_answer_begins_with_the_same_verdict() -> None:

@@ -161,7 +161,7 @@ def test_given_plans_say_what_their_ranks_do_and_why() -> None:
     assert len(entry["ranks"]) == 4
 
 
-REGIMES = {"host-bound": {HOST}, "wire-bound": {EXCHANGES, DENSE}, "GPU-bound": {LOOKUPS, DENSE}, "mixed": {LOOKUPS, DENSE}}
+REGIMES = {"host": {HOST}, "wire": {EXCHANGES, DENSE}, "peers": {HOST, LOOKUPS}}
 
 
 @settings(max_examples=25, deadline=None)
@@ -175,9 +175,6 @@ def test_what_bounds_a_step_is_part_of_what_the_sentence_says(seed: int) -> None
     plan = Plan.from_dict(dict(zip((table.name for table in model.tables), kinds, strict=True)), model.tables, 4)
     task = Task(model, 4, Constraints(kinds=KINDS))
     why = why_of(PlacedShards(task, Evaluator(model, on, 4), plan))
-    regime = why.bound_by.partition(":")[0]
-    if regime.startswith("waiting"):
-        assert (why.bound == HOST) == ("itself is host-bound" in why.bound_by)
-        assert why.bound in (HOST, LOOKUPS)
-    else:
-        assert why.bound in REGIMES[regime]
+    assert why.bound in REGIMES.get(why.binds.kind, {LOOKUPS, DENSE})
+    if why.binds.kind == "peers":
+        assert (why.bound == HOST) == ("itself is host-bound" in why.binds.text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +19,8 @@ from steptime._sim import Cohort, Timing
 from steptime._sim.core.simulate import simulate
 from steptime._sim.core.steady import steady
 from steptime._sim.explain.activity import Activity, Window, activity
-from steptime._sim.explain.bound import _decided, waiting
-from steptime._sim.explain.critical_path import PathShare, PathSummary, short_kernel_name
+from steptime._sim.explain.bound import PowerCap, StepBound, Straggler, Waiting, waiting
+from steptime._sim.explain.critical_path import short_kernel_name
 from steptime._sim.prediction import PredictedStep, explain, predict
 from steptime._sim.recorded.replay import step_times_ns
 from steptime._sim.recorded.timing import recorded
@@ -206,28 +207,62 @@ def test_kernel_names_are_shortened_to_what_tells_them_apart(name: str, short: s
     assert short_kernel_name(name) == short
 
 
-def of_path(**shares: float) -> PathSummary:
-    return PathSummary(1.0, tuple(PathShare(kind, share, share) for kind, share in shares.items()), (), ())
-
-
 @pytest.mark.parametrize(
-    ("expected", "shares", "said"),
+    ("busy", "exposed", "path", "said"),
     [
         (
-            "on the wire",
-            {"device": 0.59, "collective": 0.41},
+            1.0,
+            0.5,
+            {"on the GPU": 0.59, "on the wire": 0.41},
             "so faster kernels and faster or hidden collectives both shorten",
         ),
         (
-            "on the wire",
-            {"device": 0.98, "collective": 0.02},
+            1.0,
+            0.5,
+            {"on the GPU": 0.98, "on the wire": 0.02},
             "98 % of the critical path is on the GPU, so faster kernels would",
         ),
-        ("", {"host": 1.0}, "100 % of the critical path is on the host, so less work on the host would shorten the step"),
-        ("on the GPU", {"device": 0.9, "host": 0.1}, "; 90 % of the critical path is on the GPU"),
+        (
+            0.7,
+            0.1,
+            {"on the host": 1.0},
+            "100 % of the critical path is on the host, so less work on the host would shorten the step",
+        ),
+        (1.0, 0.0, {"on the GPU": 0.9, "on the host": 0.1}, "; 90 % of the critical path is on the GPU"),
     ],
 )
-def test_what_binds_and_what_to_do_agree(expected: str, shares: dict[str, float], said: str) -> None:
-    text = _decided(of_path(**shares), expected)
+def test_what_binds_and_what_to_do_agree(busy: float, exposed: float, path: dict[str, float], said: str) -> None:
+    text = bound_of(busy, exposed, path=path).text
     assert said in text
     assert "but" not in text
+
+
+def bound_of(busy: float, exposed: float, waiting: float = 0.0, **more: Any) -> StepBound:
+    return StepBound(
+        **{
+            "busy": busy, "exposed": exposed, "waiting": waiting, "launches": 0.0, "family": "matmul", "family_share": 1.0,
+            "path": {"on the GPU": 1.0}, "waited": Waiting(None, 0.0), **more,
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("bound", "kind", "regime"),
+    [
+        (bound_of(0.5, 0.1), "host", "host-bound"),
+        (bound_of(1.0, 0.1), "GPU", "GPU-bound"),
+        (bound_of(1.0, 0.5), "wire", "wire-bound"),
+        (bound_of(0.8, 0.1), "mixed", "mixed"),
+        (bound_of(1.0, 0.5, 0.4), "peers", "waiting for each other"),
+        (bound_of(1.0, 0.5, 0.4, waited=Waiting(Straggler(3, 1.0, 1.0), 0.0)), "peers", "waiting for rank 3"),
+        (bound_of(1.0, 0.5, 0.4, waited=Waiting(None, 0.9)), "peers", "waiting for ranks without a trace"),
+        (bound_of(1.0, 0.1, cap=PowerCap(700.0, 1.6e9, 2e9)), "power", "power-bound"),
+        (bound_of(0.8, 0.1, cap=PowerCap(700.0, 1.6e9, 2e9)), "power", "power-bound"),
+        (bound_of(0.5, 0.1, cap=PowerCap(700.0, 1.6e9, 2e9)), "host", "host-bound"),
+        (bound_of(1.0, 0.5, cap=PowerCap(700.0, 1.6e9, 2e9)), "wire", "wire-bound"),
+    ],
+)
+def test_what_binds_is_one_word_and_begins_its_sentence(bound: StepBound, kind: str, regime: str) -> None:
+    assert (bound.kind, bound.regime) == (kind, regime)
+    assert bound.text.startswith(f"{regime}: ")
+    assert ("holds its cap of 700 W" in bound.text) == (kind == "power")

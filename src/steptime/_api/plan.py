@@ -21,10 +21,9 @@ from steptime._plan.space import Choices
 from steptime._platforms.calibration import Calibration
 from steptime._platforms.names import joining
 from steptime._platforms.platform import Platform
-from steptime._platforms.situation import situation_of
 from steptime._report.cost import checked_price
 from steptime._report.plan import Planned
-from steptime._sim.modelled.prediction import known_of
+from steptime._sim.modelled.prediction import within
 from steptime.errors import InputError
 
 # Keys of a config that a search chooses, besides [parallel].
@@ -89,8 +88,8 @@ def plan(
     evaluator = LayoutEvaluator(alone, machine.parts, speed)
     limit = _limit(machine, memory_bytes, headroom)
     found = search(evaluator, ranks, choices, limit_bytes=limit, executor=executor)
-    situation = situation_of(machine, known_of(machine, speed)).name
-    return Planned(found, compared(found), machine.name, limit, price, situation)
+    best = replace(within(evaluator.predicted(found.best.layout), limit), price=price)
+    return Planned(found, best, compared(found), limit)
 
 
 def _model(model: str | Path | Transformer, batch: int | None, settings: Mapping[str, Any]) -> Transformer:

@@ -32,9 +32,9 @@ from steptime._plan.parts import parts_of
 from steptime._plan.space import ModelLayout
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform, PlatformParts
-from steptime._sim.modelled.prediction import draws_ns, interval_of, known_of, memory_of
+from steptime._sim.modelled.prediction import draws_ns, interval_of, known_of, memory_of, predict_on
 from steptime._sim.modelled.step import modelled
-from steptime._sim.prediction import operations_of, peak_flop_per_s
+from steptime._sim.prediction import PredictedStep, operations_of, peak_flop_per_s
 
 Floats = npt.NDArray[np.float64]
 
@@ -48,12 +48,10 @@ class Played:
     interval_ns: tuple[float, float]
     draws_ns: Floats  # the step once per draw of what models may be off by, in the same order for all layouts
     peak_bytes: int
-    fits: bool
     flop: float  # that the model asks for, on all GPUs
     peak_flop_per_s: float | None
     energy_j: float | None
     parts_ns: Mapping[str, float]  # where the time of the busiest stage goes; adds up to the step
-    warnings: tuple[str, ...]
 
     @property
     def mfu(self) -> float | None:
@@ -104,6 +102,10 @@ class LayoutEvaluator:
         gc.collect()
         return result
 
+    def predicted(self, layout: ModelLayout) -> PredictedStep:
+        """The same layout with all that `predict` says of it."""
+        return predict_on(build(layout.of(self.model)), self.platform, calibration=self.calibration)
+
     def _played(self, layout: ModelLayout) -> Played:
         platform = self.platform
         workload = build(layout.of(self.model))
@@ -122,12 +124,10 @@ class LayoutEvaluator:
             interval_ns=interval_of(step_ns, draws),
             draws_ns=draws,
             peak_bytes=int(memory["peak_bytes"]),
-            fits=bool(memory["fits"]),
             flop=operations.model,
             peak_flop_per_s=None if peak is None else peak * workload.world_size,
             energy_j=None if cards is None else cards.drawn(result, clocks).energy_j,
             parts_ns=parts_of(layout, result.timeline, step_ns, operations),
-            warnings=step.warnings,
         )
 
 

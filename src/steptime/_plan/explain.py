@@ -1,4 +1,4 @@
-"""`explain`: why the fastest layout wins: where its time goes, what the second does otherwise, and how sure that is."""
+"""`compared`: why the fastest layout wins: what the second does otherwise, and how sure that is."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ from dataclasses import dataclass
 
 from steptime._plan.chances import beats
 from steptime._plan.evaluate import Played
-from steptime._plan.parts import BUBBLE, IDLE, PARTS, WIRES
+from steptime._plan.parts import PARTS
 from steptime._plan.search import FoundLayouts
-from steptime._sim.explain.bound import regime
-
-# Shares of a step that are worth a word.
-_WORTH_SAYING = 0.005
 
 
 @dataclass(frozen=True)
@@ -37,12 +33,3 @@ def compared(found: FoundLayouts) -> Comparison | None:
         {name: value for name, value in parts.items() if value},
         beats((first.step_ns, second.step_ns), (first.draws_ns, second.draws_ns), found.own_error),
     )
-
-
-def bound_by(played: Played) -> str:
-    """What bounds a layout's step, in the regimes of `predict`, and where the time of its busiest stage goes."""
-    shares = {name: value / played.step_ns for name, value in played.parts_ns.items()}
-    wires, bubble, idle = sum(shares.get(name, 0.0) for name in WIRES), shares.get(BUBBLE, 0.0), shares.get(IDLE, 0.0)
-    parts = {"computing": 1.0 - wires - bubble - idle, "exposed communication": wires, BUBBLE: bubble, IDLE: idle}
-    said = ", ".join(f"{name} {100 * share:.0f} %" for name, share in parts.items() if share >= _WORTH_SAYING)
-    return f"{regime(wires + bubble, 1.0 - idle)}: {said} of the step"

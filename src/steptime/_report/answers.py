@@ -253,7 +253,7 @@ def plan_verdict(why: PlanReasons) -> Verdict:
     """Of one plan of a sharding task."""
     fullest = max(why.ranks, key=lambda rank: rank.used_bytes - rank.limit_bytes)
     certainty = Certainty.around(1.0, why.interval, why.situation)
-    return Verdict(Fit(fullest.rank, fullest.used_bytes, fullest.limit_bytes, {}), why.bound_by, certainty)
+    return Verdict(Fit(fullest.rank, fullest.used_bytes, fullest.limit_bytes, {}), why.binds, certainty)
 
 
 def _begin_ns(played: Replay) -> int:

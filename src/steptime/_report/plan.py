@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 from steptime._files import write_output
 from steptime._plan.evaluate import Played
-from steptime._plan.explain import Comparison, bound_by
+from steptime._plan.explain import Comparison
 from steptime._plan.files import config_text, torchtitan_text
 from steptime._plan.search import FoundLayouts
 from steptime._report.answers import plain, table_of
 from steptime._report.cost import Cost, cost_document
 from steptime._report.json import SCHEMA_VERSION, Document
-from steptime._report.verdict import Certainty, Fit, Verdict
+from steptime._report.verdict import Fit, Verdict, verdict_of
 from steptime._report.words import interval_words, time_ms
+from steptime._sim.prediction import PredictedStep
 from steptime._units import NS_PER_S, ms
 
 if TYPE_CHECKING:
@@ -30,22 +31,29 @@ class Planned:
     """The fastest layout that fits, its runners-up, and why."""
 
     found: FoundLayouts
+    best: PredictedStep  # the best layout as `predict` answers it
     comparison: Comparison | None  # with the second
-    platform: str
     limit_bytes: int
-    price: float | None = None  # of a GPU for an hour
-    situation: str | None = None  # what is known of the machine
+
+    @property
+    def platform(self) -> str:
+        """By its name."""
+        return str(self.best.platform)
+
+    @property
+    def price(self) -> float | None:
+        """Of a GPU for an hour."""
+        return self.best.price
 
     @property
     def step_time_ms(self) -> float:
         """Of the best layout."""
-        return ms(self.found.best.step_ns)
+        return self.best.step_time_ms
 
     @property
     def interval_ms(self) -> tuple[float, float]:
         """That nine of ten measured steps of the best layout are expected in."""
-        low, high = self.found.best.interval_ns
-        return ms(low), ms(high)
+        return self.best.interval_ms
 
     @property
     def layout(self) -> Document:
@@ -70,9 +78,7 @@ class Planned:
     @property
     def verdict(self) -> Verdict:
         """That the best layout fits, what binds it, and how sure that is."""
-        best = self.found.best
-        certainty = Certainty.around(best.step_ns, best.interval_ns, self.situation)
-        return Verdict(self.fit(best), bound_by(best), certainty)
+        return verdict_of(self.best)
 
     @property
     def with_room(self) -> Played | None:
@@ -104,7 +110,7 @@ class Planned:
                 f"than all that were simulated with a chance of {100 * found.p_left:.0f} %: fix a part of the layout to look "
                 "closer"
             )
-        yield from found.best.warnings
+        yield from self.best.warnings
 
     def config(self) -> str:
         """The best layout as a config that `predict` reads."""

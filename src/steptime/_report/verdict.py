@@ -12,13 +12,11 @@ from typing import Any
 from steptime._models.memory.lifetimes import MemoryKind
 from steptime._platforms.situation import CARRIED, CARRIED_CALIBRATED, KNOWN, KNOWN_CALIBRATED
 from steptime._report.words import OUT_OF_RANGE, percent, size_words
+from steptime._sim.explain.bound import StepBound
 from steptime._sim.prediction import PredictedStep
 
 MEMORY = "memory"
 MEMORY_UNKNOWN = "memory unknown"
-# The first word of what bounds a step -> one word for it.
-_BOUNDS = {"host-bound": "host", "GPU-bound": "GPU", "wire-bound": "wire", "power-bound": "power", "mixed": "mixed"}
-_PEERS = "peers"
 _KNOWN = {
     KNOWN: "GPU measured, host not calibrated",
     KNOWN_CALIBRATED: "GPU measured, host calibrated or recorded",
@@ -186,7 +184,7 @@ class Verdict:
     """Fits or not, what binds, how sure."""
 
     fit: Fit | None  # None: nothing is known of memory; `unknown` says why where that is worth saying
-    bound_by: str  # the sentence that says what bounds the step, and why
+    binds: StepBound
     certainty: Certainty
     helps: tuple[str, ...] = ()  # what would make it fit
     unknown: str = ""  # why nobody knows whether it fits
@@ -202,16 +200,19 @@ class Verdict:
         return None if self.fit is None else self.fit.short_bytes
 
     @property
+    def bound_by(self) -> str:
+        """What bounds the step, and why, in a sentence."""
+        return self.binds.text
+
+    @property
     def regime(self) -> str:
         """What bounds the step, in few words."""
-        return self.bound_by.partition(":")[0]
+        return self.binds.regime
 
     @property
     def bound(self) -> str:
-        """One word: memory, host, GPU, wire, power, peers (waiting for them) or mixed; or what the sentence begins with."""
-        if self.fits is False:
-            return MEMORY
-        return _PEERS if self.regime.startswith("waiting") else _BOUNDS.get(self.regime, self.regime)
+        """One word: memory, host, GPU, wire, power, peers (waiting for them) or mixed."""
+        return MEMORY if self.fits is False else self.binds.kind
 
     @property
     def headline(self) -> str:
@@ -261,7 +262,7 @@ def verdict_of(prediction: PredictedStep) -> Verdict:
     fit = Fit.of(prediction.memory)
     helps = () if fit is None or fit.fits else tuple(_helps(prediction, fit))
     unknown = "" if prediction.platform is None else str(prediction.memory.get("unknown", ""))
-    return Verdict(fit, prediction.bound_by, certainty, helps, unknown)
+    return Verdict(fit, prediction.bound, certainty, helps, unknown)
 
 
 def _helps(prediction: PredictedStep, fit: Fit) -> Iterator[str]:

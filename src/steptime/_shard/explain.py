@@ -25,6 +25,8 @@ from steptime._shard.search import Searched, search
 from steptime._shard.search_state import SearchBudget
 from steptime._shard.task import Task
 from steptime._sim.composed import Evaluation
+from steptime._sim.explain import bound
+from steptime._sim.explain.bound import StepBound
 from steptime._sim.modelled.prediction import prediction_of
 from steptime._sim.modelled.step import modelled
 from steptime._sim.prediction import PredictedStep
@@ -102,8 +104,8 @@ class PlanReasons:
     """Why one plan is as fast as it is."""
 
     ranks: tuple[RankLoad, ...]
-    bound: str
-    bound_by: str
+    bound: str  # one of `BOUNDS`
+    binds: StepBound
     reasons: tuple[Reason, ...]
     interval: tuple[float, float]  # as factors of the step
     warnings: tuple[str, ...] = ()
@@ -187,7 +189,7 @@ def why_of(placed: PlacedShards) -> PlanReasons:
     return PlanReasons(
         ranks=tuple(ranks),
         bound=bound_of(predicted, ranks, collectives_ns(step, predicted.timeline)),
-        bound_by=predicted.bound_by,
+        binds=predicted.bound,
         reasons=tuple(reasons(placed, ranks)),
         interval=(low, high),
         warnings=predicted.warnings,
@@ -198,18 +200,18 @@ def why_of(placed: PlacedShards) -> PlanReasons:
 
 
 def bound_of(predicted: PredictedStep, ranks: Sequence[RankLoad], collectives: Mapping[str, float]) -> str:
-    """Of `BOUNDS`, what `bound_by` of the same prediction comes from.
+    """Of `BOUNDS`, where what binds the prediction comes from.
 
     Where the wire bounds the step, the collectives that take longest decide; where the GPU does, or nothing alone, whether
     lookups are most of what some device computes. Ranks that wait for one wait for its lookups, unless its host is late.
     """
-    regime, late = predicted.bound_by.partition(":")[0], predicted.bound_by.partition(" itself is ")[2]
-    if regime == "host-bound" or (regime.startswith("waiting") and late.startswith("host-bound")):
+    kind = predicted.bound.kind
+    if bound.HOST in (kind, predicted.bound.late if kind == bound.PEERS else ""):
         return HOST
-    if regime == "wire-bound":
+    if kind == bound.WIRE:
         reduced = collectives.get(_REDUCED, 0.0)
         return EXCHANGES if sum(collectives.values()) - reduced >= reduced else DENSE
-    if regime.startswith("waiting"):
+    if kind == bound.PEERS:
         return LOOKUPS
     computed = {rank.rank: rank.compute_ms * NS_PER_MS for rank in predicted.ranks}
     busiest = max(ranks, key=lambda rank: rank.forward_ns + rank.backward_ns)

@@ -20,7 +20,7 @@ from steptime._program.workload import Workload
 from steptime._sim.core.steady import steady
 from steptime._sim.core.timing import Cohort, Timeline
 from steptime._sim.explain.activity import Activity, RankSummary, Window, activity
-from steptime._sim.explain.bound import Straggler, Waiting, bound_by, waiting
+from steptime._sim.explain.bound import StepBound, Straggler, Waiting, waiting
 from steptime._sim.explain.critical_path import PathSummary, critical_path, summarise_path
 from steptime._sim.recorded.profiler import profiler_costs, unprofiled
 from steptime._sim.recorded.replay import repeatable, step_times_ns
@@ -166,7 +166,7 @@ class PredictedStep:
     breakdown: Mapping[str, float]  # family -> device busy time, mean over ranks; sums to the mean busy time
     critical_path: PathSummary
     straggler: Straggler | None
-    bound_by: str
+    bound: StepBound
     timeline: Timeline  # what it was read from
     first_step_ms: float | None = None  # a single step from empty queues
     coverage: Mapping[str, float] = field(default_factory=lambda: {"measured": 1.0})  # source -> share of device time
@@ -186,6 +186,11 @@ class PredictedStep:
     helps: tuple[str, ...] | None = None  # changes that would make it fit, each tried; None: nothing was
     # The step once per draw of what models may be off by; the same errors are in the same draws of every prediction.
     draws_ms: tuple[float, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def bound_by(self) -> str:
+        """What bounds the step, and why, in a sentence."""
+        return self.bound.text
 
     @property
     def precision(self) -> str | None:
@@ -340,7 +345,7 @@ def explain(
         breakdown=seen.breakdown,
         critical_path=path,
         straggler=waited.straggler,
-        bound_by=bound_by(seen, path, waited),
+        bound=StepBound.of(seen, path, waited),
         timeline=timeline,
         first_step_ms=first_step_ms,
         warnings=tuple(dict.fromkeys(warnings)),

@@ -156,7 +156,7 @@ class Scene:
             coverage=_coverage(base.coverage, self.cohorts, [played.cohort for played in result.timeline.cohorts]),
             memory=_OTHER_BATCH if any(change.action == BATCH for change in changes) else base.memory,
             peak_flop_per_s=peak,
-            bound_by=_power_bound(base.bound_by, explained.bound_by),
+            bound=replace(explained.bound, cap=base.bound.cap),  # at the clocks that the cap left before
         )
 
     def _play(self, cohorts: Cohorts) -> Steady:
@@ -210,10 +210,3 @@ def _described(workload: Workload, changes: Sequence[Change]) -> Workload:
         if change.action in _IN and known.precision == "fp32":
             known = replace(known, precision=change.text)
     return replace(workload, description=known)
-
-
-def _power_bound(before: str, after: str) -> str:
-    """What bounds the step after a change, at the clocks that the power cap left before."""
-    if not before.startswith("power-bound") or not after.startswith(("GPU-bound", "mixed")):
-        return after
-    return f"{before.partition('; ')[0]}; {after.partition(': ')[2]}"

@@ -92,7 +92,7 @@ def _interval(step_ns: float, why: PlanReasons) -> list[float]:
 def _why(why: PlanReasons) -> dict[str, Any]:
     return {
         "bound": why.bound,
-        "bound_by": why.bound_by,
+        "bound_by": why.binds.text,
         "ranks": [_rank(rank) for rank in map(asdict, why.ranks)],
         "reasons": [_reason(reason) for reason in map(asdict, why.reasons)],
     }

@@ -1,8 +1,8 @@
-"""What bounds the step, as one plain sentence; and whom the others wait for: at every collective, the last to arrive."""
+"""What bounds the step, and the sentence that says so; whom others wait for: at every collective, the last to arrive."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,11 +15,13 @@ from steptime._units import ms
 
 # A rank that makes each of the others wait for less than this share of the step is no straggler.
 NOISE = 0.01
+# What bounds a step, in one word; PEERS: waiting for them.
+GPU, HOST, WIRE, MIXED, POWER, PEERS = "GPU", "host", "wire", "mixed", "power", "peers"
 # The regimes by which errors are reported: device busy at least this share of the step, below that share, and
 # communication that nothing hides above this share.
-GPU_BOUND = 0.95
-HOST_BOUND = 0.60
-WIRE_BOUND = 0.40
+_GPU_BOUND = 0.95
+_HOST_BOUND = 0.60
+_WIRE_BOUND = 0.40
 
 _FAMILY_WORDS = {
     "softmax_loss": "softmax and loss",
@@ -42,6 +44,8 @@ _SHORTER = {
     "on the wire": "faster or hidden collectives",
     "waiting for absent ranks": "earlier arrivals of the absent ranks",
 }
+# Where it lies if the regime tells.
+_EXPECTED = {WIRE: "on the wire", GPU: "on the GPU", HOST: "on the host"}
 # Share of the critical path from which a place is worth a change of its own.
 _WORTH_SHORTENING = 0.1
 
@@ -117,74 +121,136 @@ def _arrivals(timeline: Timeline) -> _Arrivals:
     return _Arrivals(*(np.concatenate(column) for column in zip(*columns, strict=True)))
 
 
-# --- the sentence ----------------------------------------------------------------------------------------------------------
+# --- the bound -------------------------------------------------------------------------------------------------------------
 
 
-def bound_by(seen: Activity, path: PathSummary, waited: Waiting) -> str:
-    """The regime and its evidence; and where the critical path lies, because a busy device need not be what decides."""
-    exposed = _share(seen.ranks, lambda r: r.exposed_communication_ms)
-    waiting = min(_share(seen.ranks, lambda r: r.waiting_ms), exposed)
-    busy = _share(seen.ranks, lambda r: r.device_busy_ms)
-    launches = _share(seen.ranks, lambda r: r.host_bound_fraction * r.step_ms)  # of the step, idle until the host launches
-    kind, expected = regime(exposed, busy), ""
-    if kind == "wire-bound" and waiting > exposed / 2:
-        return _waiting(seen.ranks, waiting, waited) + _decided(path, expected)
-    if kind == "wire-bound":
-        evidence = f"{_percent(exposed)} of the step is communication that no computation hides "
-        evidence, expected = evidence + f"({_percent(waiting)} is waiting for peers)", "on the wire"
-    elif kind == "GPU-bound":
+@dataclass(frozen=True, slots=True)
+class PowerCap:
+    """The cap that holds the clock of a card down."""
+
+    cap_w: float
+    clock_hz: float
+    highest_hz: float  # that the card could run at
+
+
+@dataclass(frozen=True)
+class StepBound:
+    """What bounds a step, and the shares of it that say so, in the mean over ranks."""
+
+    busy: float  # the device
+    exposed: float  # communication that no computation hides
+    waiting: float  # of it, for peers
+    launches: float  # the device idle until the host launches something
+    family: str  # with which the device is busy most, and that share of its time
+    family_share: float
+    path: Mapping[str, float]  # place -> share of the critical path
+    waited: Waiting
+    late: str = ""  # what bounds the rank that others wait for; empty: not known
+    cap: PowerCap | None = None  # of a device that is busy
+
+    @classmethod
+    def of(cls, seen: Activity, path: PathSummary, waited: Waiting) -> StepBound:
+        """Of what ranks do in a step."""
+        exposed = _share(seen.ranks, lambda r: r.exposed_communication_ms)
         family = max(seen.breakdown, key=lambda f: seen.breakdown[f], default="other")
-        share = _percent(seen.breakdown.get(family, 0.0) / (sum(seen.breakdown.values()) or 1.0))
-        evidence = f"the device is busy {_percent(busy)} of the step, {share} of that with {family_words(family)}"
-        expected = "on the GPU"
-    elif kind == "host-bound":
-        until = _percent(launches / max(1 - busy, launches, 1e-9))
-        evidence = f"the device idles {_percent(1 - busy)} of the step, {until} of that until the host launches something"
-        expected = "on the host"
-    else:
-        evidence = f"the device is busy {_percent(busy)} of the step ({_percent(exposed)} exposed communication) "
-        evidence += f"and idles {_percent(1 - busy)} ({_percent(launches)} until the host launches something)"
-    return f"{kind}: {evidence}" + _decided(path, expected)
+        worst = waited.straggler
+        late = next((_regime_of(r) for r in seen.ranks if worst is not None and r.rank == worst.rank), "")
+        return cls(
+            busy=_share(seen.ranks, lambda r: r.device_busy_ms),
+            exposed=exposed,
+            waiting=min(_share(seen.ranks, lambda r: r.waiting_ms), exposed),
+            launches=_share(seen.ranks, lambda r: r.host_bound_fraction * r.step_ms),
+            family=family,
+            family_share=seen.breakdown.get(family, 0.0) / (sum(seen.breakdown.values()) or 1.0),
+            path={where: path.share(*reasons) for where, reasons in _PLACES.items()},
+            waited=waited,
+            late=late,
+        )
+
+    @property
+    def kind(self) -> str:
+        """One word: host, GPU, wire, power, peers (waiting for them) or mixed."""
+        kind = _regime(self.exposed, self.busy)
+        if kind == WIRE and self.waiting > self.exposed / 2:
+            return PEERS
+        return POWER if self.cap is not None and kind in (GPU, MIXED) else kind
+
+    @property
+    def regime(self) -> str:
+        """The kind as people say it."""
+        kind = self.kind
+        if kind != PEERS:
+            return _words(kind)
+        absent = self.waited.absent_share > 1 / 2
+        worst = self.waited.straggler
+        return "waiting for " + ("ranks without a trace" if absent else "each other" if worst is None else f"rank {worst.rank}")
+
+    @property
+    def text(self) -> str:
+        """The regime and its evidence; and where the critical path lies, because a busy device need not be what decides."""
+        cap, kind = self.cap, _regime(self.exposed, self.busy)
+        held = ""
+        if self.kind == POWER and cap is not None:
+            clocks = f"{cap.clock_hz / 1e6:,.0f} of {cap.highest_hz / 1e6:,.0f} MHz"
+            held = f"the card holds its cap of {cap.cap_w:,.0f} W and runs at {clocks}; "
+        evidence, expected = (self._late(), "") if self.kind == PEERS else (self._evidence(kind), _EXPECTED.get(kind, ""))
+        return f"{self.regime}: {held}{evidence}{_decided(self.path, expected)}"
+
+    def _evidence(self, kind: str) -> str:
+        busy, idle, exposed = _percent(self.busy), _percent(1 - self.busy), _percent(self.exposed)
+        if kind == WIRE:
+            waiting = f"({_percent(self.waiting)} is waiting for peers)"
+            return f"{exposed} of the step is communication that no computation hides {waiting}"
+        if kind == GPU:
+            most = f"{_percent(self.family_share)} of that with {family_words(self.family)}"
+            return f"the device is busy {busy} of the step, {most}"
+        if kind == HOST:
+            until = _percent(self.launches / max(1 - self.busy, self.launches, 1e-9))
+            return f"the device idles {idle} of the step, {until} of that until the host launches something"
+        launches = f"{idle} ({_percent(self.launches)} until the host launches something)"
+        return f"the device is busy {busy} of the step ({exposed} exposed communication) and idles {launches}"
+
+    def _late(self) -> str:
+        """Who waits for whom."""
+        worst, absent = self.waited.straggler, self.waited.absent_share
+        spent = f"ranks spend {_percent(self.waiting)} of the step in collectives until the last one arrives"
+        if absent > 1 / 2:
+            return f"{spent}, and {_percent(absent)} of that is for them"
+        if worst is None:
+            return spent
+        because = f"; rank {worst.rank} itself is {_words(self.late)}" if self.late else ""
+        return f"{spent}, and {_percent(worst.share)} of that is for rank {worst.rank}{because}"
 
 
-def regime(exposed: float, busy: float) -> str:
+def _regime(exposed: float, busy: float) -> str:
     """The regime, from the shares of the step that are exposed communication and device busy."""
-    if exposed > WIRE_BOUND:
-        return "wire-bound"
-    if busy >= GPU_BOUND:
-        return "GPU-bound"
-    return "host-bound" if busy < HOST_BOUND else "mixed"
+    if exposed > _WIRE_BOUND:
+        return WIRE
+    if busy >= _GPU_BOUND:
+        return GPU
+    return HOST if busy < _HOST_BOUND else MIXED
 
 
 def _regime_of(rank: RankSummary) -> str:
     step = rank.step_ms or 1.0
-    return regime(rank.exposed_communication_ms / step, rank.device_busy_ms / step)
+    return _regime(rank.exposed_communication_ms / step, rank.device_busy_ms / step)
 
 
-def _decided(path: PathSummary, expected: str) -> str:
+def _words(kind: str) -> str:
+    return kind if kind == MIXED else f"{kind}-bound"
+
+
+def _decided(path: Mapping[str, float], expected: str) -> str:
     """Where most of the critical path lies; and what shortens the step, where that is not what the regime suggests alone."""
-    shares = {where: path.share(*reasons) for where, reasons in _PLACES.items()}
-    where = max(shares, key=lambda p: shares[p])
-    if not shares[where]:
+    where = max(path, key=lambda p: path[p])
+    if not path[where]:
         return ""
     if where == expected:
-        return f"; {_percent(shares[where])} of the critical path is {where}"
-    if shares.get(expected, 0.0) >= _WORTH_SHORTENING:
-        both = f"{_percent(shares[where])} {where} and {_percent(shares[expected])} {expected}"
+        return f"; {_percent(path[where])} of the critical path is {where}"
+    if path.get(expected, 0.0) >= _WORTH_SHORTENING:
+        both = f"{_percent(path[where])} {where} and {_percent(path[expected])} {expected}"
         return f"; the critical path is {both}, so {_SHORTER[where]} and {_SHORTER[expected]} both shorten the step"
-    return f"; {_percent(shares[where])} of the critical path is {where}, so {_SHORTER[where]} would shorten the step"
-
-
-def _waiting(ranks: Sequence[RankSummary], waiting: float, waited: Waiting) -> str:
-    spent = f"ranks spend {_percent(waiting)} of the step in collectives until the last one arrives"
-    if waited.absent_share > 1 / 2:
-        return f"waiting for ranks without a trace: {spent}, and {_percent(waited.absent_share)} of that is for them"
-    worst = waited.straggler
-    if worst is None:
-        return f"waiting for each other: {spent}"
-    itself = next((r for r in ranks if r.rank == worst.rank), None)
-    because = "" if itself is None else f"; rank {worst.rank} itself is {_regime_of(itself)}"
-    return f"waiting for rank {worst.rank}: {spent}, and {_percent(worst.share)} of that is for rank {worst.rank}{because}"
+    return f"; {_percent(path[where])} of the critical path is {where}, so {_SHORTER[where]} would shorten the step"
 
 
 def family_words(family: str) -> str:

@@ -35,6 +35,7 @@ from steptime._program.workload import COMPILE, UnnamedMemory, Workload
 from steptime._sim.core.steady import Steady, steady_period
 from steptime._sim.core.timing import Cohort
 from steptime._sim.explain.activity import Window
+from steptime._sim.explain.bound import PowerCap
 from steptime._sim.modelled.issue import Issued
 from steptime._sim.modelled.recorded_run import modelled_run
 from steptime._sim.modelled.step import ModelledStep, modelled
@@ -127,7 +128,7 @@ def prediction_of(
         power=power,
         situation=situation_of(step.platform, calibration).name,
         draws_ms=tuple(ms(draw + step.single_ns) for draw in draws),
-        bound_by=_power_bound(predicted.bound_by, power, step.platform.device.limits.clock_hz.value),
+        bound=replace(predicted.bound, cap=_power_cap(power, step.platform.device.limits.clock_hz.value)),
         platform=step.platform.name,
         coverage=step.coverage,
         peak_flop_per_s=None if peak is None or workload.cut_off else peak * workload.world_size,
@@ -173,12 +174,9 @@ def _caveats(step: ModelledStep, calibration: Calibration) -> list[str]:
     return results
 
 
-def _power_bound(text: str, power: StepPower | None, highest_hz: float) -> str:
-    """What bounds a step, and that it is power where a cap holds the clock of a busy device down."""
-    if power is None or not power.capped or not text.startswith(("GPU-bound", "mixed")):
-        return text
-    clocks = f"{power.clock_hz / 1e6:,.0f} of {highest_hz / 1e6:,.0f} MHz"
-    return f"power-bound: the card holds its cap of {power.cap_w:,.0f} W and runs at {clocks}; {text.partition(': ')[2]}"
+def _power_cap(power: StepPower | None, highest_hz: float) -> PowerCap | None:
+    """The cap that holds the clock of the cards down, where one does."""
+    return PowerCap(power.cap_w, power.clock_hz, highest_hz) if power is not None and power.capped else None
 
 
 def interval_ns(
