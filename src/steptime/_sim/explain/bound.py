@@ -19,9 +19,9 @@ NOISE = 0.01
 GPU, HOST, WIRE, MIXED, POWER, PEERS = "GPU", "host", "wire", "mixed", "power", "peers"
 # The regimes by which errors are reported: device busy at least this share of the step, below that share, and
 # communication that nothing hides above this share.
-_GPU_BOUND = 0.95
-_HOST_BOUND = 0.60
-_WIRE_BOUND = 0.40
+GPU_BOUND = 0.95
+HOST_BOUND = 0.60
+WIRE_BOUND = 0.40
 
 _FAMILY_WORDS = {
     "softmax_loss": "softmax and loss",
@@ -224,11 +224,11 @@ class StepBound:
 
 def _regime(exposed: float, busy: float) -> str:
     """The regime, from the shares of the step that are exposed communication and device busy."""
-    if exposed > _WIRE_BOUND:
+    if exposed > WIRE_BOUND:
         return WIRE
-    if busy >= _GPU_BOUND:
+    if busy >= GPU_BOUND:
         return GPU
-    return HOST if busy < _HOST_BOUND else MIXED
+    return HOST if busy < HOST_BOUND else MIXED
 
 
 def _regime_of(rank: RankSummary) -> str:
