@@ -143,9 +143,9 @@ def measured(folder: Path) -> dict[str, list[dict[str, Any]]]:
 def calibrated(case: Case, calibration: Calibration, group: str) -> Said:
     """What is predicted with the calibration that the processes made which then timed the case."""
     step = modelled(workload_of(case, group), platform_of(case.ranks))
-    steady, _, clocks = step.powered(calibration)
-    low, high = interval_ns(step, steady, calibration, clocks)
-    return float(steady.period_ns[0]) / 1e6, low / 1e6, high / 1e6
+    played = step.play(calibration)
+    low, high = interval_ns(played)
+    return played.step_ns / 1e6, low / 1e6, high / 1e6
 
 
 def summary(taken: Mapping[str, float], told: Mapping[str, Said], known: Mapping[str, Case]) -> str:

@@ -118,7 +118,7 @@ def score(file: Path, folders: Sequence[Path]) -> None:
         for name, times in sorted(taken.items()):
             middle = math.exp(float(np.mean(np.log(times))))
             found = {"uncalibrated": committed[name]["step_time_ms"]}
-            found |= {key: float(steps[name].steady(each)[0].period_ns[0]) / 1e6 for key, each in calibrations.items()}
+            found |= {key: steps[name].play(each).step_ns / 1e6 for key, each in calibrations.items()}
             for key, time_ms in found.items():
                 of_visit[key].append(time_ms / middle - 1.0)
             shown = "  ".join(f"{time_ms:7.3f} {100 * (time_ms / middle - 1.0):+6.1f}" for time_ms in found.values())

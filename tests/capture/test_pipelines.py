@@ -69,7 +69,7 @@ def test_stages_send_what_the_next_receives_and_play_to_the_end(kind: type, rank
     sizes = {each.bytes_in for program in workload.programs for each in program.collectives}
     assert sizes == {SAMPLES // MICRO_BATCHES * WIDTH * 4}
     platform = Platform.load("4xh200-nvlink" if ranks > 2 else "2xh200-nvlink")
-    steady, _ = modelled(workload, platform).steady()
+    steady = modelled(workload, platform).play().steady
     assert float(steady.period_ns[0]) > 0
 
 
@@ -99,7 +99,7 @@ def test_kernels_of_stages_are_faster_while_other_parts_of_the_gpu_idle() -> Non
     works = [len(issued.draws) for issued in shared.programs]
     assert all((ratio[count:] == 1.0).all() for ratio, count in zip(shared.beside_idle, works, strict=True))
     assert all(ratio.mean() < 1.0 for ratio in shared.beside_idle)
-    steady, _ = shared.steady()
-    alone, _ = replace(shared, beside_idle=()).steady()
+    steady = shared.play().steady
+    alone = replace(shared, beside_idle=()).play().steady
     assert float(steady.period_ns[0]) <= float(alone.period_ns[0])
     assert not modelled(workload, Platform.load("2xh200-nvlink")).beside_idle

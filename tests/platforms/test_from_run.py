@@ -72,7 +72,7 @@ def test_a_calibration_from_a_run_does_not_make_that_run_worse(name: str) -> Non
     found = CalibrationOfRun.of(workload, platform, measured_ms)
     step, errors = modelled(workload, platform), []
     for calibration in (UNCALIBRATED, Calibration.of(found.costs, platform)):
-        period_ms = float(step.steady(calibration)[0].period_ns[0]) / 1e6
+        period_ms = step.play(calibration).step_ns / 1e6
         errors.append(abs(np.log(period_ms / np.median(measured_ms))))
     # Both sides of a median that lies anywhere between repeats are as good as each other.
     spread = float(np.log(max(measured_ms) / min(measured_ms)))
@@ -83,7 +83,7 @@ def test_step_times_without_a_profiler_tell_the_speed_of_a_host_that_binds() -> 
     platform = Platform.load("1xh200")
     workload = read(["src/steptime_lab/data/measurements/traces/resnet50-b16-r1.rank0.kineto.json.gz"])
     slow = replace(UNCALIBRATED, speed=Speed.of_cpu(1.5 * STEP.cpu))
-    period_ns = float(modelled(workload, platform).steady(slow)[0].period_ns[0])
+    period_ns = modelled(workload, platform).play(slow).step_ns
     found = recorded_speeds(workload, platform, [period_ns])
     assert found.unprofiled is not None
     assert found.unprofiled.factor == pytest.approx(1.5, rel=0.03)

@@ -54,7 +54,7 @@ def step(lookup: str = "table_batched", optimizer: str = "sgd") -> ModelledStep:
 
 
 def period_ns(found: ModelledStep, calibration: Calibration = UNCALIBRATED) -> float:
-    return float(found.steady(calibration)[0].period_ns[0])
+    return found.play(calibration).step_ns
 
 
 @pytest.mark.parametrize("lookup", ["table_batched", "embedding_bag"])
@@ -79,7 +79,7 @@ def test_the_host_spends_what_its_model_says(lookup: str, speed: Speed) -> None:
 
 
 def test_compute_waits_for_the_collective_it_needs() -> None:
-    found, _ = step().steady()
+    found = step().play()
     for played in found.timeline.cohorts:
         program = played.cohort.program
         waits = np.flatnonzero((program.calls.kind == CallKind.STREAM_WAIT) & (program.calls.stream == 0))
@@ -113,7 +113,7 @@ def test_ranks_with_tables_of_other_sizes_have_programs_of_their_own() -> None:
 
 
 def test_a_collective_starts_after_the_compute_before_it() -> None:
-    found, _ = step().steady()
+    found = step().play()
     for played in found.timeline.cohorts:
         works = played.cohort.program.works
         for row in np.flatnonzero(works.kind == WorkKind.COLLECTIVE).tolist():

@@ -20,11 +20,11 @@ def test_ranks_played_together_end_as_those_played_one_by_one(monkeypatch: pytes
     found = schedule.find_schedule(step.cohorts(), queue_depth=1024, repeated=True)
     assert schedule.stacks(found) == ((0, 1, 2, 3),)
     assert len(schedule.fused(found)) < len(found.steps)
-    together, _ = step.steady()
+    together = step.play().steady
     for module in (schedule, simulate):
         monkeypatch.setattr(module, "stacks", lambda given: tuple((cohort,) for cohort in range(len(given.blocks))))
     schedule.fused.cache_clear()
-    apart, _ = step.steady()
+    apart = step.play().steady
     schedule.fused.cache_clear()
     assert together.period_ns == apart.period_ns
     for some, other in zip(together.timeline.cohorts, apart.timeline.cohorts, strict=True):

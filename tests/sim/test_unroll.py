@@ -77,7 +77,7 @@ def test_a_sample_laid_out_is_the_step_written_out(layout: str, monkeypatch: pyt
         assert names[0] == names[1]
         met = [[(each.group, each.sequence, each.kind) for each in issued.program.collectives] for issued in (mine, theirs)]
         assert met[0] == met[1]
-    assert one.steady()[0].period_ns[0] == pytest.approx(other.steady()[0].period_ns[0], rel=0.02)
+    assert one.play().step_ns == pytest.approx(other.play().step_ns, rel=0.02)
     taken = [memory_of(workload, one.platform)["allocated_bytes"] for workload in (sampled, whole)]
     assert taken[0] == pytest.approx(taken[1], rel=0.06)
 
@@ -89,7 +89,7 @@ def test_the_first_receive_of_a_step_waits_for_all_that_the_step_before_computes
     parallel = Parallelism(pipeline=2, batch_p2p_sync=waiting)
     long = replace(LLAMA, layers=4, width=2048, heads=16, sequence=1024, gradient_accumulation=2, parallel=parallel)
     for workload in both(long, monkeypatch):
-        played = on_h100s(workload).steady()[0]
+        played = on_h100s(workload).play().steady
         last = played.timeline.cohorts[1]
         works = last.cohort.program.works
         kernels, received = works.kind == WorkKind.KERNEL, np.flatnonzero(works.kind == WorkKind.COLLECTIVE)[0]
@@ -100,7 +100,7 @@ def test_the_first_receive_of_a_step_waits_for_all_that_the_step_before_computes
 def test_large_layers_wait_for_the_same_either_way(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # So large that hosts run ahead: gathers and receives are called long before the device comes to them.
     large = replace(LLAMA, width=2048, heads=16, sequence=1024, parallel=LAYOUTS[layout])
-    one, other = (on_h100s(workload).steady()[0] for workload in both(large, monkeypatch))
+    one, other = (on_h100s(workload).play().steady for workload in both(large, monkeypatch))
     assert one.period_ns[0] == pytest.approx(other.period_ns[0], rel=0.01)
     exposed = [activity(played.timeline, Window(1)).ranks[0].exposed_communication_ms for played in (one, other)]
     assert exposed[0] == pytest.approx(exposed[1], rel=0.05, abs=0.01 * one.period_ns[0] / NS_PER_MS)

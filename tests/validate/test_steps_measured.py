@@ -33,7 +33,7 @@ def one_step(case: StepCase) -> ModelledStep:
 
 @pytest.fixture(name="steady", scope="module")
 def one_steady(step: ModelledStep, case: StepCase) -> Steady:
-    return step.steady(case.visits[0].calibration)[0]
+    return step.play(case.visits[0].calibration).steady
 
 
 def test_how_much_longer_a_profiled_host_takes_is_told_by_other_cases_of_its_kind(case: StepCase) -> None:

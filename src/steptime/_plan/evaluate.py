@@ -32,7 +32,7 @@ from steptime._plan.parts import parts_of
 from steptime._plan.space import ModelLayout
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform, PlatformParts
-from steptime._sim.modelled.prediction import draws_ns, interval_of, known_of, memory_of, predict_on
+from steptime._sim.modelled.prediction import draws_ns, interval_of, memory_of, predict_on
 from steptime._sim.modelled.step import modelled
 from steptime._sim.prediction import PredictedStep, operations_of, peak_flop_per_s
 
@@ -89,8 +89,7 @@ class LayoutEvaluator:
     def times(self, key: LayerKey) -> LayerTimes:
         """What a layer takes."""
         with no_collection():
-            speed = known_of(self.platform, self.calibration)
-            return mean_layer(self.model, lambda model: layer_times(model, key, self.platform, speed))
+            return mean_layer(self.model, lambda model: layer_times(model, key, self.platform, self.calibration))
 
     def play(self, layout: ModelLayout) -> Played:
         """The steady step of a layout, as `predict` plays it, with the draws of its interval.
@@ -111,11 +110,8 @@ class LayoutEvaluator:
         workload = build(layout.of(self.model))
         step = modelled(workload, platform)
         memory = memory_of(step.workload, platform)
-        calibration = known_of(platform, self.calibration)
-        result, _, clocks = step.powered(calibration)
-        draws = draws_ns(step, result, calibration, clocks)
-        step_ns = float(result.period_ns[0])
-        cards = step.cards(calibration)
+        played = step.play(self.calibration)
+        draws, step_ns, power = draws_ns(played), played.step_ns, played.power
         operations = operations_of(workload)
         peak = peak_flop_per_s(platform.device.limits, operations.precision)
         return Played(
@@ -126,8 +122,8 @@ class LayoutEvaluator:
             peak_bytes=int(memory["peak_bytes"]),
             flop=operations.model,
             peak_flop_per_s=None if peak is None else peak * workload.world_size,
-            energy_j=None if cards is None else cards.drawn(result, clocks).energy_j,
-            parts_ns=parts_of(layout, result.timeline, step_ns, operations),
+            energy_j=None if power is None else power.energy_j,
+            parts_ns=parts_of(layout, played.timeline, step_ns, operations),
         )
 
 

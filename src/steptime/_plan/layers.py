@@ -170,11 +170,11 @@ def _mixed(first: Answer, second: Answer, share: float) -> Answer:
 def layer_times(model: Transformer, key: LayerKey, platform: Platform, calibration: Calibration) -> LayerTimes:
     """Asks the models about two samples, at the clock that power leaves the larger one."""
     one, two = (modelled(build(sample(model, key, layers)), platform) for layers in (1, 2))
-    result, _, clocks = two.powered(calibration)
-    timings = [each.cohorts(calibration, clocks)[0].timing for each in (one, two)]
+    played = two.play(calibration)
+    timings = [each.cohorts(calibration, played.clocks)[0].timing for each in (one, two)]
     shorter, longer = (_passes(each, timing) for each, timing in zip((one, two), timings, strict=True))
     layer = longer - shorter
-    return LayerTimes(layer, shorter - layer, _hidden(two, timings[1], result), _beside(two, timings[1]))
+    return LayerTimes(layer, shorter - layer, _hidden(two, timings[1], played.steady), _beside(two, timings[1]))
 
 
 def sample(model: Transformer, key: LayerKey, layers: int, parts: int = 1) -> Transformer:

@@ -111,8 +111,8 @@ class Evaluator:
         results = []
         for owners in plans.tolist():
             step = modelled(dlrm_workload(self.model, self.ranks, division.plan(tables, owners, self.ranks)), self.platform)
-            played, _ = step.steady(self.calibration)
-            results.append(of_timeline(step, played.timeline, float(played.period_ns[0])))
+            played = step.play(self.calibration)
+            results.append(of_timeline(step, played.timeline, played.step_ns))
         return Evaluation.joined(results)
 
     def _of_division(self, division: Division) -> PreparedDivision:
@@ -259,7 +259,7 @@ def composed_step(
     plan |= {model.tables[index].name: {"kind": kind} for index, kind in everywhere.items()}
     like = replace(model, tables=(*placed, *(model.tables[index] for index in everywhere)))
     step = modelled(dlrm_workload(like, ranks, plan), platform)
-    settled, _ = step.steady(calibration)
+    played = step.play(calibration)
     # A rank whose tables look nothing up has nothing to update either.
     lookups = [
         len({number for number, group in enumerate(program.groups) if group in (composed.FORWARD, composed.BACKWARD)})
@@ -267,11 +267,11 @@ def composed_step(
     ]
     index = lookups.index(max(lookups))
     issued = step.programs[index]
-    slowdowns = step.slowdowns(settled, calibration)[index][:, 0, 0]
+    slowdowns = played.slowdowns()[index][:, 0, 0]
     exchanges = [work for work, number in enumerate(issued.estimate) if issued.groups[number] == composed.EXCHANGE]
     slower = step.stragglers.card * calibration.device
     beside = BesideCollectives(platform.overlap, platform.device.limits.share, (), slower)
-    return ComposedStep.of(issued, settled.timeline, index, slowdowns[exchanges].tolist(), beside)
+    return ComposedStep.of(issued, played.timeline, index, slowdowns[exchanges].tolist(), beside)
 
 
 def _alike(tables: tuple[Table, ...], ranks: int, *, one_width: bool) -> tuple[Table, ...]:

@@ -127,18 +127,16 @@ def visited(folder: Path = VISIT) -> Iterator[Compared]:
         case = StepCase(name, row["workload"], row["ranks"], row["config"], row["plan"], row["batch"], (), (), UNCALIBRATED)
         step = modelled(from_trace(case), platform_of(row["ranks"]))
         calibration = calibrations[row["ranks"]]
-        steady, _, clocks = step.powered(calibration)
-        without, _, free = step.powered(UNCALIBRATED)
+        played, without = step.play(calibration), step.play()
         whole = MeasuredCase(
             name,
-            float(steady.period_ns[0]),
+            played.step_ns,
             took_ns,
             spread=median(row["spread"] for row in repeats),
-            interval=interval_ns(step, steady, calibration, clocks),
+            interval=interval_ns(played),
             repeat_errors=repeat_errors(row["times_ns"]),
         )
         several = "DLRM 2 and 4 ranks" if row["workload"] == DLRM and row["ranks"] > 1 else None
         names = (several, f"{row['ranks']} rank{'s' * (row['ranks'] > 1)}")
-        interval = interval_ns(step, without, UNCALIBRATED, free)
-        beside = replace(whole.by(float(without.period_ns[0])), interval=interval)
+        beside = replace(whole.by(without.step_ns), interval=interval_ns(without))
         yield Compared(whole, names, {UNCALIBRATED_NAME: beside})

@@ -26,19 +26,19 @@ from steptime._models.memory.peak import peak_memory
 from steptime._models.memory.tensors import names_tensors
 from steptime._models.power.card import StepPower
 from steptime._ops.families import WorkFamily, work_families
-from steptime._platforms.calibration import UNCALIBRATED, UNKNOWN_HOSTS, Calibration
+from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime._platforms.recorded_kernels import CarriedKernels
 from steptime._platforms.situation import Situation, situation_of
 from steptime._program.one_step import one_step
 from steptime._program.workload import COMPILE, UnnamedMemory, Workload
-from steptime._sim.core.steady import Steady, steady_period
+from steptime._sim.core.steady import steady_period
 from steptime._sim.core.timing import Cohort
 from steptime._sim.explain.activity import Window
 from steptime._sim.explain.bound import PowerCap
 from steptime._sim.modelled.issue import Issued
 from steptime._sim.modelled.recorded_run import modelled_run
-from steptime._sim.modelled.step import ModelledStep, modelled
+from steptime._sim.modelled.step import ModelledStep, PlayedStep, modelled
 from steptime._sim.prediction import DOES_NOT_FIT, PredictedStep, explain, peak_flop_per_s
 from steptime._sim.recorded.timing import inside_graphs, timed
 from steptime._units import GIB, ms
@@ -99,35 +99,25 @@ def prediction_of(
     step: ModelledStep, workload: Workload, calibration: Calibration = UNCALIBRATED, situation: Situation | None = None
 ) -> PredictedStep:
     """The prediction of a step whose models were asked."""
-    calibration = known_of(step.platform, calibration)
-    if step.host_error is not None:
-        calibration = replace(calibration, host_error=step.host_error)
-    result, settling, clocks = step.powered(calibration)
+    played = step.play(calibration)
     steps = max(1, *(len(program.program.steps) for program in step.programs))
-    draws = draws_ns(step, result, calibration, clocks, situation)
-    low, high = (each + step.single_ns for each in interval_of(float(result.period_ns[0]), draws))
-    warnings = [*step.warnings, *_caveats(step, calibration)]
-    if not result.converged:
-        warnings.append(f"the step had not settled after {result.iterations} windows; the period is their mean")
-    if settling is not None and not settling.settled:
-        warnings.append(f"how collectives and kernels slow each other had not settled ({settling.change:.1%} still move)")
+    draws = draws_ns(played, situation)
+    low, high = interval_of(played.step_ns, draws)
     predicted = explain(
         workload,
-        result.timeline,
+        played.timeline,
         Window(steps),
-        step_ns=float(result.period_ns[0]) + step.single_ns,
+        step_ns=played.step_ns,
         interval_ms=(ms(low), ms(high)),
-        first_step_ms=ms(result.first_ns[0]),
-        warnings=warnings,
+        first_step_ms=ms(played.steady.first_ns[0]),
+        warnings=[*step.warnings, *_caveats(played)],
     )
-    peak = peak_flop_per_s(step.platform.device.limits, predicted.operations.precision)
-    cards = step.cards(calibration)
-    power = None if cards is None else cards.drawn(result, clocks)
+    peak, power = peak_flop_per_s(step.platform.device.limits, predicted.operations.precision), played.power
     return replace(
         step.everybody(predicted),
         power=power,
-        situation=situation_of(step.platform, calibration).name,
-        draws_ms=tuple(ms(draw + step.single_ns) for draw in draws),
+        situation=situation_of(step.platform, played.calibration).name,
+        draws_ms=tuple(map(ms, draws)),
         bound=replace(predicted.bound, cap=_power_cap(power, step.platform.device.limits.clock_hz.value)),
         platform=step.platform.name,
         coverage=step.coverage,
@@ -136,23 +126,16 @@ def prediction_of(
     )
 
 
-def known_of(platform: Platform, calibration: Calibration) -> Calibration:
-    """What is known of the machine: nothing of the host of a device that nobody measured, unless it was calibrated."""
-    if platform.device.limits.analytic and calibration is UNCALIBRATED:
-        return replace(calibration, host_error=UNKNOWN_HOSTS)
-    return calibration
-
-
-def _caveats(step: ModelledStep, calibration: Calibration) -> list[str]:
+def _caveats(played: PlayedStep) -> list[str]:
     """What a reader should know before trusting the number."""
-    results = []
+    step, settling, results = played.step, played.settling, []
     limits = step.platform.device.limits
     if limits.analytic:
         results.append(
             f"{limits.name} has not been measured: its kernels are scaled from {limits.models} by data sheets, and its host is "
             f"assumed to be {step.platform.parts.host}"
         )
-    known = situation_of(step.platform, calibration)
+    known = situation_of(step.platform, played.calibration)
     if known.errors:
         kind = "groups of architectures" if known.by_family else "published sources"
         results.append(f"{known.name}: the interval reflects the errors on {known.rows} steps of {len(known.sources)} {kind}")
@@ -171,6 +154,10 @@ def _caveats(step: ModelledStep, calibration: Calibration) -> list[str]:
         results.append(
             f"{fallback:.1%} of the device time has no model and is a labelled guess; --strict names the first such op"
         )
+    if not played.steady.converged:
+        results.append(f"the step had not settled after {played.steady.iterations} windows; the period is their mean")
+    if settling is not None and not settling.settled:
+        results.append(f"how collectives and kernels slow each other had not settled ({settling.change:.1%} still move)")
     return results
 
 
@@ -179,37 +166,35 @@ def _power_cap(power: StepPower | None, highest_hz: float) -> PowerCap | None:
     return PowerCap(power.cap_w, power.clock_hz, highest_hz) if power is not None and power.capped else None
 
 
-def interval_ns(
-    step: ModelledStep, drawless: Steady, calibration: Calibration, clocks: Floats, situation: Situation | None = None
-) -> tuple[float, float]:
-    """The interval that should hold nine of ten measured steps; `drawless` is the step without draws."""
-    return interval_of(float(drawless.period_ns[0]), draws_ns(step, drawless, calibration, clocks, situation))
+def interval_ns(played: PlayedStep) -> tuple[float, float]:
+    """The interval that should hold nine of ten measured steps."""
+    return interval_of(played.step_ns, draws_ns(played))
 
 
-def interval_of(period_ns: float, draws: Floats) -> tuple[float, float]:
+def interval_of(step: float, draws: Floats) -> tuple[float, float]:
     """Nine of ten draws, and the step without draws."""
     low, high = np.quantile(draws, LEVELS)
-    return min(float(low), period_ns), max(float(high), period_ns)
+    return min(float(low), step), max(float(high), step)
 
 
-def draws_ns(
-    step: ModelledStep, drawless: Steady, calibration: Calibration, clocks: Floats, situation: Situation | None = None
-) -> Floats:
+def draws_ns(played: PlayedStep, situation: Situation | None = None) -> Floats:
     """The step once per draw of what its models may be off by, and all of a kind together in a situation: the machine's."""
+    step, calibration = played.step, played.calibration
     known = situation_of(step.platform, calibration) if situation is None else situation
-    played = (of_cohort.cohort for of_cohort in drawless.timeline.cohorts)
-    power = _power_factors(step, drawless, calibration, clocks)
-    cohorts = [_drawn(*each, calibration, known) for each in zip(step.programs, played, power, strict=True)]
-    return steady_period(cohorts, iterations_at_most=24)
+    cohorts = (of_cohort.cohort for of_cohort in played.timeline.cohorts)
+    power = _power_factors(played)
+    drawn = [_drawn(*each, calibration, known) for each in zip(step.programs, cohorts, power, strict=True)]
+    return steady_period(drawn, iterations_at_most=24) + step.single_ns
 
 
-def _power_factors(step: ModelledStep, drawless: Steady, calibration: Calibration, clocks: Floats) -> list[Floats | None]:
+def _power_factors(played: PlayedStep) -> list[Floats | None]:
     """Per program (kernel, draw): what kernels take longer where cards draw more or less than their model says."""
-    cards = step.cards(calibration)
+    step, clocks = played.step, played.clocks
+    cards = step.cards(played.calibration)
     if cards is None:
         return [None] * len(step.programs)
     energy = np.exp(cards.model.error * _normal("power"))
-    drawn = cards.drawn_clocks(drawless, clocks, energy)
+    drawn = cards.drawn_clocks(played.steady, clocks, energy)
     if all((each == clocks[index]).all() for index, each in enumerate(drawn)):
         return [None] * len(step.programs)
     return [cards.slowdown(index, each) / cards.slowdown(index, clocks[index : index + 1]) for index, each in enumerate(drawn)]

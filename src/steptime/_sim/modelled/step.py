@@ -20,8 +20,9 @@ from steptime._fuse.compiled import compiled_workload
 from steptime._models.estimate import Source
 from steptime._models.host.columns import host_columns
 from steptime._models.host.model import Speed
+from steptime._models.power.card import StepPower
 from steptime._ops.table import arguments_of, is_sparse
-from steptime._platforms.calibration import UNCALIBRATED, Calibration
+from steptime._platforms.calibration import UNCALIBRATED, UNKNOWN_HOSTS, Calibration
 from steptime._platforms.device import Device
 from steptime._platforms.names import joining
 from steptime._platforms.platform import Platform
@@ -29,7 +30,7 @@ from steptime._program.one_step import OneStep, one_step
 from steptime._program.program import CUDA_GRAPH, Collective, Program, Tensor, Value
 from steptime._program.workload import Workload
 from steptime._sim.core.steady import Steady, steady
-from steptime._sim.core.timing import Cohort, Timing
+from steptime._sim.core.timing import Cohort, Timeline, Timing
 from steptime._sim.explain.critical_path import same_path
 from steptime._sim.laws.departures import ExchangeDepartures
 from steptime._sim.laws.slowdowns import (
@@ -167,16 +168,16 @@ class ModelledStep:
         timeline = same_path(replace(predicted.timeline, cohorts=cohorts), predicted.timeline)
         return replace(predicted, timeline=timeline, ranks=ranks)
 
-    def steady(self, calibration: Calibration = UNCALIBRATED) -> tuple[Steady, Settling | None]:
-        """The steady state, at the clocks that the power caps leave."""
-        result, settling, _ = self.powered(calibration)
-        return result, settling
-
-    def powered(self, calibration: Calibration = UNCALIBRATED) -> tuple[Steady, Settling | None, Floats]:
-        """The steady state and the clock of each program's card: played at some clocks, these follow from what it draws."""
+    def play(self, calibration: Calibration = UNCALIBRATED) -> PlayedStep:
+        """The steady step, at the clocks that the power caps leave: played at some clocks, these follow from what it draws."""
+        if self.platform.device.limits.analytic and calibration is UNCALIBRATED:
+            # Nothing is known of the host of a device that nobody measured.
+            calibration = replace(calibration, host_error=UNKNOWN_HOSTS)
+        if self.host_error is not None:
+            calibration = replace(calibration, host_error=self.host_error)
         cards = self.cards(calibration)
         if cards is None:
-            return *self._played(self.cohorts(calibration)), np.ones(len(self.programs))
+            return PlayedStep(self, calibration, *self._played(self.cohorts(calibration)), np.ones(len(self.programs)))
         clocks = cards.full
         cohorts = self.cohorts(calibration, clocks)
         result, settling = self._played(cohorts, rough=True)
@@ -189,26 +190,18 @@ class ModelledStep:
             before, (result, settling) = result, self._played(cohorts, guess)
             if np.abs(result.period_ns / before.period_ns - 1.0).max() < STEP_SETTLED:
                 break
-        return result, settling, clocks
+        return PlayedStep(self, calibration, result, settling, clocks)
 
     def _played(
         self, cohorts: Sequence[Cohort], guess: Sequence[Floats] | None = None, *, rough: bool = False
     ) -> tuple[Steady, Settling | None]:
         """With what ranks and streams do to each other where that was measured; `guess`: how much, at other clocks."""
-        departures, laws = ExchangeDepartures.of(self.platform.fabric), self._laws(cohorts)
+        departures, laws = ExchangeDepartures.of(self.platform.fabric), self.laws(cohorts)
         if not laws:
             return steady(cohorts, departures=departures), None
         return steady_settled(cohorts, laws, departures, guess, rough=rough)
 
-    def slowdowns(self, settled: Steady, calibration: Calibration = UNCALIBRATED) -> list[Floats]:
-        """Per program (work, rank, scenario): how many times as long as alone its works take in its steady state."""
-        factors = [np.ones(played.work_end_ns.shape) for played in settled.timeline.cohorts]
-        for law in self._laws(self.cohorts(calibration)):
-            result = law.slowdowns(settled.timeline, np.rint(settled.period_ns).astype(np.int64))
-            factors = [factor * more for factor, more in zip(factors, result, strict=True)]
-        return factors
-
-    def _laws(self, cohorts: Sequence[Cohort]) -> list[Law]:
+    def laws(self, cohorts: Sequence[Cohort]) -> list[Law]:
         """What slows what on this platform."""
         overlap, share = self.platform.overlap, self.platform.device.limits.share
         lookups = LookupsBesideLookups(tuple(tuple(program.memory[at] for at in program.estimate) for program in self.programs))
@@ -238,6 +231,41 @@ class ModelledStep:
         total = sum(times.values()) or 1.0
         result = {source: float(time / total) for source, time in times.items() if time}
         return {**result, "out_of_range": float(outside / total)}
+
+
+@dataclass(frozen=True, eq=False)
+class PlayedStep:
+    """The steady step on the machine of a calibration: the one that all answers about it are read from."""
+
+    step: ModelledStep
+    calibration: Calibration  # with how far its host may be off, as far as that is known
+    steady: Steady
+    settling: Settling | None  # of what works do to each other; None where they do nothing
+    clocks: Floats  # of each program's card, as a share of the highest
+
+    @property
+    def timeline(self) -> Timeline:
+        """When everything happens."""
+        return self.steady.timeline
+
+    @property
+    def step_ns(self) -> float:
+        """The time of a step."""
+        return float(self.steady.period_ns[0]) + self.step.single_ns
+
+    @property
+    def power(self) -> StepPower | None:
+        """Of the cards; None where nobody knows what they draw."""
+        cards = self.step.cards(self.calibration)
+        return None if cards is None else cards.drawn(self.steady, self.clocks)
+
+    def slowdowns(self) -> list[Floats]:
+        """Per program (work, rank, scenario): how many times as long as alone its works take."""
+        factors = [np.ones(played.work_end_ns.shape) for played in self.timeline.cohorts]
+        for law in self.step.laws(self.step.cohorts(self.calibration)):
+            result = law.slowdowns(self.timeline, np.rint(self.steady.period_ns).astype(np.int64))
+            factors = [factor * more for factor, more in zip(factors, result, strict=True)]
+        return factors
 
 
 def _slowed(alone: Sequence[Cohort], settled: Steady) -> list[Floats]:

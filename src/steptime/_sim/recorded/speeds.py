@@ -61,7 +61,7 @@ def _unprofiled(step: ModelledStep, profiled: RecordedRun, measured_ns: Sequence
     known = Calibration.of(MachineCosts((), (), replace(profiled, host=None)), step.platform)
     logs = np.linspace(-math.log(_MOST_TIMES), math.log(_MOST_TIMES), _TRIED)
     speeds = [replace(known, speed=Speed.of_cpu(STEP.cpu * math.exp(each))) for each in logs]
-    periods = np.log([float(step.steady(each)[0].period_ns[0]) for each in speeds])
+    periods = np.log([step.play(each).step_ns for each in speeds])
     middle = float(np.mean(np.log(measured_ns)))
     # As modelled, not where it is solved: a host that is slow enough has the say in every step.
     usual = slice(_TRIED // 2 - 1, _TRIED // 2 + 2)

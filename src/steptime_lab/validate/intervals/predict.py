@@ -11,11 +11,10 @@ import numpy.typing as npt
 
 from steptime._build.transformer.build import build
 from steptime._build.transformer.config import Transformer
-from steptime._platforms.calibration import UNCALIBRATED
 from steptime._platforms.platform import Platform, PlatformParts
 from steptime._platforms.situation import KINDS, Situation, kind_of
 from steptime._sim.explain.activity import Window, activity
-from steptime._sim.modelled.prediction import draws_ns, interval_of, known_of
+from steptime._sim.modelled.prediction import draws_ns, interval_of
 from steptime._sim.modelled.step import modelled
 from steptime._units import NS_PER_MS, ms
 from steptime.errors import SteptimeError
@@ -75,10 +74,9 @@ def _platform(parts: PlatformParts) -> Platform:
 def _played(config: Transformer, platform: Platform) -> tuple[Played, float]:
     """A step, and the share of its device time that is beyond what the models were fitted on."""
     step = modelled(build(config), platform)
-    calibration = known_of(platform, UNCALIBRATED)
-    result, _, clocks = step.powered(calibration)
-    seen = activity(result.timeline, Window(1))
+    played = step.play()
+    seen = activity(played.timeline, Window(1))
     rank = seen.ranks[0]
     parts = {**seen.breakdown, EXPOSED: rank.exposed_communication_ms, IDLE: rank.idle_ms}
-    draws, alone = (draws_ns(step, result, calibration, clocks, known) / NS_PER_MS for known in (None, Situation("none")))
-    return Played(ms(float(result.period_ns[0])), draws, alone, parts), step.coverage["out_of_range"]
+    draws, alone = (draws_ns(played, known) / NS_PER_MS for known in (None, Situation("none")))
+    return Played(ms(played.step_ns), draws, alone, parts), step.coverage["out_of_range"]

@@ -19,7 +19,7 @@ from steptime._build.transformer.config import Transformer
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform, PlatformParts
 from steptime._sim.explain.activity import Window, activity
-from steptime._sim.modelled.prediction import draws_ns, known_of
+from steptime._sim.modelled.prediction import draws_ns
 from steptime._sim.modelled.step import modelled
 from steptime._units import NS_PER_MS, ms
 from steptime.errors import SteptimeError
@@ -138,10 +138,9 @@ def played(
     step = modelled(build(config), platform)
     times, draws, seen = [], [], None
     for calibration in calibrations:
-        known = known_of(platform, calibration)
-        result, _, clocks = step.powered(known)
-        times.append(ms(float(result.period_ns[0])))
-        draws.append(draws_ns(step, result, known, clocks) / NS_PER_MS if drawn else np.empty(0))
+        result = step.play(calibration)
+        times.append(ms(result.step_ns))
+        draws.append(draws_ns(result) / NS_PER_MS if drawn else np.empty(0))
         if calibration is UNCALIBRATED or seen is None:
             seen = activity(result.timeline, Window(1)).ranks
     first = min(seen or (), key=lambda rank: rank.idle_ms)

@@ -154,14 +154,13 @@ def predict_case(case: StepCase, build: Build, *, recorded: bool = False, explai
 
 
 def _visit(step: ModelledStep, case: StepCase, visit: Visit, recorded: ModelledStep | None) -> VisitOutcome:
-    result, _, clocks = step.powered(visit.calibration)
-    predicted = float(result.period_ns[0])
+    played = step.play(visit.calibration)
     return VisitOutcome(
         visit=visit,
-        predicted_ns=predicted,
-        interval_ns=interval_ns(step, result, visit.calibration, clocks),
+        predicted_ns=played.step_ns,
+        interval_ns=interval_ns(played),
         baselines_ns=baselines_ns(step.cohorts(visit.calibration)),
-        split=None if recorded is None else split(step, recorded, result, case, visit),
+        split=None if recorded is None else split(step, recorded, played.steady, case, visit),
     )
 
 
@@ -179,8 +178,7 @@ def baselines_ns(cohorts: Iterable[Cohort]) -> dict[str, float]:
 
 
 def _by_rank(step: ModelledStep, case: StepCase) -> tuple[RankOutcome, ...]:
-    result, _ = step.steady(case.reference)
-    seen = activity(result.timeline, Window(1)).ranks
+    seen = activity(step.play(case.reference).timeline, Window(1)).ranks
     ranks = []
     for summary, row in zip(seen, case.profile, strict=True):
         collective = np.array(["nccl" in name.lower() for name in row["kernel"]], dtype=bool)
