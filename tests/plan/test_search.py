@@ -42,7 +42,7 @@ def test_the_winner_is_what_predict_says(planned: Planned, tmp_path: Path) -> No
     assert predicted.memory["peak_bytes"] == planned.found.best.peak_bytes
     assert predicted.mfu == pytest.approx(planned.found.best.mfu)
     assert predicted.verdict == planned.verdict
-    assert set(predicted.warnings) <= set(planned.warnings())
+    assert set(predicted.warnings) <= set(planned.notices.warnings)
 
 
 def test_a_plan_keeps_to_the_schema_and_begins_with_its_verdict(planned: Planned, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_layouts_that_keep_state_in_other_precisions_are_not_compared_in_silence
     for second in by_state.values():
         other = replace(planned, comparison=replace(planned.comparison, second=second))
         differ = planned.found.best.layout.of(MODEL).state_dtype != second.layout.of(MODEL).state_dtype
-        assert any("train differently" in warning for warning in other.warnings()) == differ
+        assert any("train differently" in warning for warning in other.notices.warnings) == differ
 
 
 def test_json_has_the_keys_that_are_promised(planned: Planned) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from tests.sim.worlds import Draft, constant_timing
 
+from steptime._notices import Notices
 from steptime._program.program import CallKind, Ops, Program, Thread
 from steptime._program.workload import Workload
 from steptime._sim import Cohort, Timeline
@@ -75,7 +76,7 @@ def apart(made: Program, ranks: tuple[int, ...]) -> Cohort:
 def hostile() -> tuple[PredictedStep, Workload]:
     """A prediction in which everything that has a name has a hostile one."""
     made = program()
-    prediction = predicted(simulate([cohort(made, (0,))]), warnings=HOSTILE)
+    prediction = predicted(simulate([cohort(made, (0,))]), notices=Notices(warnings=HOSTILE))
     return prediction, Workload((made,), 1, name=HOSTILE[1])
 
 

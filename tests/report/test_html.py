@@ -22,6 +22,7 @@ from tests.report.html_pages import HOSTILE, Page, cohort, hostile, lanes, predi
 from tests.sim.worlds import jobs
 
 from steptime._models.memory.lifetimes import MemoryKind
+from steptime._notices import Notices
 from steptime._program.load import load
 from steptime._program.workload import Workload
 from steptime._report.answers import Prediction
@@ -101,7 +102,8 @@ def test_hostile_names_are_text_and_nothing_else() -> None:
     prediction, workload = hostile()
     text = page(replace(prediction, workload=workload))
     text.encode("utf-8")
-    found, plain = Page.of(text), Page.of(page(replace(prediction, warnings=("a", "b", "c", "d", "e"), workload=workload)))
+    plainly = replace(prediction, notices=Notices(warnings=("a", "b", "c", "d", "e")), workload=workload)
+    found, plain = Page.of(text), Page.of(page(plainly))
     assert sum(name == "script" for name, _ in found.elements) == 2
     assert [name for name, _ in found.elements] == [name for name, _ in plain.elements]
     assert {clean(name) for name in HOSTILE} <= set(found.data["strings"])

@@ -26,7 +26,7 @@ PREDICT_KEYS = {
     "schema_version", "step_time_ms", "interval_ms", "first_step_ms", "bound_by", "ranks", "breakdown", "critical_path",
     "straggler", "memory", "coverage", "warnings", "platform", "workload", "batch", "sequence", "precision", "parallelism",
     "parameters", "active_parameters", "samples_per_s", "tokens_per_s", "flop", "mfu", "hfu", "power_w", "clock_hz", "energy_j",
-    "power_cap_w", "power_capped", "situation", "profiled", "host_code_ms", "verdict", "price", "cost_per_step",
+    "basis", "power_cap_w", "power_capped", "situation", "profiled", "host_code_ms", "verdict", "price", "cost_per_step",
     "cost_per_million_samples", "cost_per_trillion_tokens", "draws_ms",
 }  # fmt: skip
 REPLAY_KEYS = PREDICT_KEYS | {"steps", "measured_step_ms", "error", "unprofiled"}
@@ -34,7 +34,19 @@ RANK_KEYS = {
     "rank", "step_ms", "device_busy_ms", "compute_ms", "communication_ms", "exposed_communication_ms", "waiting_ms", "idle_ms",
     "host_bound_fraction", "host_blocked_ms",
 }  # fmt: skip
-INSPECT_KEYS = {"schema_version", "name", "files", "world_size", "ranks", "absent", "steps", "groups", "findings", "warnings"}
+INSPECT_KEYS = {
+    "schema_version",
+    "name",
+    "files",
+    "world_size",
+    "ranks",
+    "absent",
+    "steps",
+    "groups",
+    "findings",
+    "warnings",
+    "basis",
+}
 
 
 @cache

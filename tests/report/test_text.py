@@ -11,11 +11,12 @@ import pytest
 from rich.console import Console
 
 from steptime._api.predict import find_measured
+from steptime._notices import Notices
 from steptime._program.load import load
 from steptime._program.workload import Workload
 from steptime._report.answers import Replayed
 from steptime._report.inspection import inspect_workload, print_inspection
-from steptime._report.layout import print_line, print_numbers, print_warnings
+from steptime._report.layout import print_line, print_notices, print_numbers
 from steptime._report.text import print_prediction, print_replay
 from steptime._report.words import signed_percent, step_words, time_ms, with_unit
 from steptime._sim.prediction import PredictedStep, predict
@@ -137,7 +138,7 @@ def test_ranks_of_which_the_same_is_shown_are_one_line() -> None:
 
 def test_warnings_that_differ_in_numbers_only_are_one() -> None:
     out, raw = console()
-    print_warnings(out, ["rank0: 3 events lost", "rank1: 14 events lost", "something else"])
+    print_notices(out, Notices.of(["rank0: 3 events lost", "rank1: 14 events lost", "something else"]))
     text = raw.getvalue().decode()
     assert text.count("events lost") == 1
     assert "rank0: 3 events lost (and 1 more like this)" in text
@@ -148,7 +149,11 @@ def test_warnings_that_differ_in_numbers_only_are_one() -> None:
 def test_names_from_traces_are_text_and_not_markup(name: str) -> None:
     workload, prediction, report = answers()
     path = prediction.critical_path
-    odd = replace(prediction, critical_path=replace(path, top=(replace(path.top[0], name=name),)), warnings=(f"{name} warns",))
+    odd = replace(
+        prediction,
+        critical_path=replace(path, top=(replace(path.top[0], name=name),)),
+        notices=Notices(warnings=(f"{name} warns",)),
+    )
     found = inspect_workload(workload)
     groups = (replace(found.groups[0], group=f"{name} group"),)
     files = ({"format": "kineto", "file": f"{name} file"},)
@@ -162,7 +167,7 @@ def test_names_from_traces_are_text_and_not_markup(name: str) -> None:
 
 def test_names_from_traces_cannot_steer_the_terminal() -> None:
     out, raw = console()
-    print_warnings(out, ["a\x1b[31m red\nname"])
+    print_notices(out, Notices.of(["a\x1b[31m red\nname"]))
     assert "a\ufffd[31m red name" in raw.getvalue().decode()
 
 

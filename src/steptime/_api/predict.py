@@ -97,7 +97,7 @@ def predict(
 
     def predicted(job: Workload) -> PredictedStep:
         step = predict_on(job, machine, calibration=speed, strict=strict, profiled=profiled, other_host=host is not None)
-        step = replace(step, warnings=(*idle_gpus(workload, platform, machine), *step.warnings))
+        step = replace(step, notices=step.notices.after(*idle_gpus(workload, platform, machine)))
         return replace(within(step, memory_bytes), price=price)
 
     step = predicted(workload)

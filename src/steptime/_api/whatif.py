@@ -36,8 +36,8 @@ def changed(
     """
     scene, changer = _scene(prediction, platform, predicted)
     done = scene.what_if(changes)
-    warnings = (*changer.notes(changes, scene.cohorts), *done.after.warnings)
-    return ChangedPrediction.after(replace(done, after=replace(done.after, warnings=warnings)))
+    notices = done.after.notices.after(*changer.notes(changes, scene.cohorts))
+    return ChangedPrediction.after(replace(done, after=replace(done.after, notices=notices)))
 
 
 def whatif(
@@ -54,9 +54,10 @@ def whatif(
     machine = None if platform is None else platform_for(platform, workload.world_size)
     speed = None if machine is None else calibration_for(calibration, machine)
     step = predict(workload, machine, calibration=calibration if machine is None else speed, profiled=profiled)
-    warnings = (*(() if machine is None or platform is None else idle_gpus(workload, platform, machine)), *step.warnings)
+    if machine is not None and platform is not None:
+        step = replace(step, notices=step.notices.after(*idle_gpus(workload, platform, machine)))
     found = suggested(_scene(step, machine)[0])
-    return Suggestions(step, found.savings, found.tried, found.meanings, warnings)
+    return Suggestions(step, found.savings, found.tried, found.meanings)
 
 
 def _scene(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from steptime._cli.output import input_files, read, run_measuring, show
+from steptime._notices import Notices
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -71,7 +72,7 @@ def from_run(arguments: Sequence[str]) -> None:
             "platform": found.platform.name,
             "parts": {part.name: part.to_dict() for part in parts},
             "file": None if given.out is None else str(given.out),
-            "warnings": list(workload.warnings),
+            **Notices.of(workload.warnings).without_headline.to_dict(),
         }
 
     def text(console: Console) -> None:

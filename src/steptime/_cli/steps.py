@@ -32,6 +32,7 @@ from steptime._cli.output import (
     working,
 )
 from steptime._cli.quantities import quantity
+from steptime._notices import Notices
 from steptime._units import POWER
 from steptime.errors import InputError
 
@@ -248,5 +249,5 @@ def _captured_document(workload: Workload, output: Path) -> dict[str, Any]:
         "ops": max(len(program.ops) for program in programs),
         "collectives": max(len(program.collectives) for program in programs),
         "peak_bytes": max(peak.allocated for peak in peaks),
-        "warnings": list(workload.warnings),
+        **Notices.of(workload.warnings).without_headline.to_dict(),
     }

@@ -10,6 +10,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from steptime._files import write_output
+from steptime._notices import Notices
 from steptime._platforms.platform import Platform
 from steptime._program.program import CallKind
 from steptime._report.cost import Cost, cost_of
@@ -117,17 +118,17 @@ class Replayed:
         mean_ns = fmean(s.predicted_ns for s in played.steps)
         recorded_ms = [ms(s.measured_ns) for s in played.steps]
         workload = played.workload
-        warnings = list(workload.warnings)
+        notices = list(workload.warnings)
         if workload.absent:
             text = f"waiting for ranks without a trace ({len(workload.absent)} of {workload.world_size}) is taken as recorded"
-            warnings.append(text)
+            notices.append(text)
         prediction = explain(
             workload,
             played.timeline,
             Window(len(played.steps), _begin_ns(played), max(sum(s.predicted_ns for s in played.steps), 1)),
             step_ns=mean_ns,
             interval_ms=(min(recorded_ms), max(recorded_ms)),
-            warnings=warnings,
+            notices=notices,
         )
         unprofiled = None if measured is None else Unprofiled.read(measured, played)
         prediction = replace(prediction, profiled=True)
@@ -203,6 +204,11 @@ class Sharding:
         return plan_verdict(self.explained.best)
 
     @property
+    def notices(self) -> Notices:
+        """What the task leaves open, and what the step of the best plan says."""
+        return self.explained.best.notices.after(*self.searched.task.notes, *self.explained.doubts)
+
+    @property
     def samples_per_s(self) -> float:
         """That all ranks together train on with the best plan."""
         return 1e3 * self.searched.task.model.batch / self.step_time_ms
@@ -253,7 +259,8 @@ def plan_verdict(why: PlanReasons) -> Verdict:
     """Of one plan of a sharding task."""
     fullest = max(why.ranks, key=lambda rank: rank.used_bytes - rank.limit_bytes)
     certainty = Certainty.around(1.0, why.interval, why.situation)
-    return Verdict(Fit(fullest.rank, fullest.used_bytes, fullest.limit_bytes, {}), why.binds, certainty)
+    fit = Fit(fullest.rank, fullest.used_bytes, fullest.limit_bytes, {})
+    return Verdict(fit, why.binds, certainty, caveats=why.notices.caveats)
 
 
 def _begin_ns(played: Replay) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._files import write_output
+from steptime._notices import Notices
 from steptime._plan.chances import MEASURED_OWN_ERROR, OWN_ERROR, ratios
 from steptime._report.answers import Prediction, plain, scalars, table_of
-from steptime._report.diff import Compared
+from steptime._report.diff import Compared, unlike
 from steptime._report.json import SCHEMA_VERSION, Document
-from steptime._report.sweep import SweepVariant, csv_of, value_words
+from steptime._report.sweep import SweepVariant, csv_of, shared_notices, value_words
 from steptime._sim.prediction import PredictedStep
 
 if TYPE_CHECKING:
@@ -148,6 +149,16 @@ class ComparedAnswers:
             return ()
         which = "batches are not known" if not any(known) else f"the batch of {self.names[known.index(False)]} is not known"
         return (f"{which}: steps are compared, and may do different amounts of work",)
+
+    @cached_property
+    def notices(self) -> Notices:
+        """That two have little in common, and what answers say; the verdict has what is to be known of the differences."""
+
+        def which(those: Sequence[Item]) -> str:
+            return ", ".join(name for name, each in zip(self.names, self.items, strict=True) if each in those)
+
+        alone = () if self.diff is None else unlike(self.diff.difference)
+        return Notices.of((*alone, *shared_notices(self.items, which))).without_headline
 
     @cached_property
     def differs(self) -> dict[str, list[Any]]:

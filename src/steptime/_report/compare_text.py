@@ -9,10 +9,11 @@ from rich.console import Console
 
 from steptime._report.compare import AgainstFirst, ComparedAnswers
 from steptime._report.cost import money
-from steptime._report.diff import diff_sections, print_parts, unlike
+from steptime._report.diff import diff_sections, print_parts
 from steptime._report.html.markup import Markup, table, tag
 from steptime._report.html.static import section, static_page
-from steptime._report.layout import print_heading, print_line, print_numbers, print_section, print_warnings
+from steptime._report.html.summary import notice_list
+from steptime._report.layout import print_heading, print_line, print_notices, print_numbers, print_section
 from steptime._report.sweep import value_words
 from steptime._report.sweep_text import around_words, cost_head, memory_words, print_table
 from steptime._report.words import percent, rate, time_ms
@@ -37,7 +38,7 @@ def print_comparison(console: Console, answer: ComparedAnswers) -> None:
         print_numbers(console, heads, rows)
     if answer.diff is not None:
         print_parts(console, answer.diff)
-    print_warnings(console, _warnings(answer))
+    print_notices(console, answer.notices)
 
 
 def verdict_words(answer: ComparedAnswers) -> str:
@@ -115,13 +116,6 @@ def _value(value: Any) -> str:
     return text if len(text) <= _VALUE_AT_MOST else f"{text[: _VALUE_AT_MOST - 1]}…"
 
 
-def _warnings(answer: ComparedAnswers) -> Sequence[str]:
-    """That two have little in common, and warnings that all have: those of one are in its own answer."""
-    common = answer.items[0].document.get("warnings", [])
-    alone = [] if answer.diff is None else list(unlike(answer.diff.difference))
-    return [*alone, *(text for text in common if all(text in each.document.get("warnings", []) for each in answer.items))]
-
-
 def compare_page(answer: ComparedAnswers) -> str:
     """The page as text, the same for the same answers."""
     return static_page("compare", f"{len(answer.items):,} answers", "comparison", compare_sections(answer))
@@ -139,7 +133,7 @@ def compare_sections(answer: ComparedAnswers) -> list[Markup]:
         sections.append(section("What differs", "between their inputs", table("What differs", inputs, values)))
     if answer.diff is not None:
         sections += diff_sections(answer.diff.difference)
-    return list[Markup](sections)
+    return [*sections, notice_list(answer.notices)]
 
 
 def _flat(heads: Sequence[str]) -> list[str]:

@@ -11,11 +11,12 @@ from rich.console import Console
 from rich.text import Text
 
 from steptime._files import write_output
+from steptime._notices import Notices
 from steptime._ops.families import WorkFamily
 from steptime._report.answers import plain, table_of
 from steptime._report.html.markup import Markup, bar, table, tag
 from steptime._report.html.static import section, static_page
-from steptime._report.html.summary import bound, facts_group, warning_list
+from steptime._report.html.summary import bound, facts_group, notice_list
 from steptime._report.json import SCHEMA_VERSION, Document
 from steptime._report.layout import (
     body_width,
@@ -24,8 +25,8 @@ from steptime._report.layout import (
     print_body,
     print_heading,
     print_line,
+    print_notices,
     print_section,
-    print_warnings,
 )
 from steptime._report.words import percent, time_ms
 from steptime._sim.explain.bound import family_words
@@ -47,9 +48,10 @@ _GENERATED = WorkFamily.GENERATED.label
 _FAMILIES_LISTED = 4
 
 
-def _warnings(found: Difference) -> dict[str, None]:
-    """What to doubt, once each; first that the two are hardly the same model."""
-    return dict.fromkeys((*unlike(found), *found.before.warnings, *found.after.warnings))
+def _notices(found: Difference) -> Notices:
+    """What both say, once each; first that the two are hardly the same model."""
+    both = (text for step in (found.before, found.after) for texts in step.notices for text in texts)
+    return Notices.of((*unlike(found), *both)).without_headline
 
 
 def unlike(found: Difference) -> Iterator[str]:
@@ -107,7 +109,7 @@ class Compared:
             "after": _step(found.after),
             "matched": found.matched,
             "ops": [asdict(each) for each in found.ops],
-            "warnings": list(_warnings(found)),
+            **_notices(found).to_dict(),
         })  # fmt: skip
 
     def to_table(self) -> pa.Table:
@@ -183,7 +185,7 @@ def print_diff(console: Console, answer: Compared) -> None:
     print_parts(console, answer)
     print_line(console, "Before", before.bound_by)
     print_line(console, "After", after.bound_by, spaced=False)
-    print_warnings(console, list(_warnings(found)))
+    print_notices(console, _notices(found))
 
 
 def print_parts(console: Console, answer: Compared) -> None:
@@ -227,12 +229,11 @@ def diff_page(found: Difference) -> str:
         "Found in the other": percent(found.matched),
         "Before": before.bound_by,
     }
-    warnings = list(_warnings(found))
     share = f", {100 * found.total_ms / before.step_time_ms:+.1f} %" if before.step_time_ms else ""
     number = tag(
         "p", tag("strong", signed_ms(found.total_ms)), tag("span", f"ms per step{share}", class_="unit"), class_="step"
     )
-    summary = [number, bound(f"Now {after.bound_by}"), facts_group("Steps", facts), warning_list(warnings)]
+    summary = [number, bound(f"Now {after.bound_by}"), facts_group("Steps", facts), notice_list(_notices(found))]
     sections = [tag("section", *summary, id="summary", aria_label="Summary"), *diff_sections(found)]
     return static_page("diff", name, "difference", sections, ("Parts", *(["Ops"] if found.ops else [])))
 

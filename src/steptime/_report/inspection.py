@@ -11,11 +11,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from steptime._notices import Notices
 from steptime._program.program import CallKind, Program, WorkKind
 from steptime._program.queues import held_up, unstarted
 from steptime._program.workload import Workload
 from steptime._report.json import SCHEMA_VERSION, Document
-from steptime._report.layout import grid, literal, print_line, print_numbers, print_section, print_warnings
+from steptime._report.layout import grid, literal, print_line, print_notices, print_numbers, print_section
 from steptime._report.text import print_header
 from steptime._report.words import percent, time_ms
 from steptime._sim.recorded.replay import step_times_ns
@@ -93,6 +94,7 @@ class Inspection:
     groups: tuple[GroupInspection, ...]
     findings: tuple[Finding, ...]
     warnings: tuple[str, ...]
+    basis: tuple[str, ...]
 
     def to_dict(self) -> Document:
         """What `steptime inspect --json` writes."""
@@ -106,6 +108,7 @@ def inspect_workload(workload: Workload) -> Inspection:
     ranks = tuple(_rank(program, offsets[program.rank]) for program in workload.programs)
     shared = inputs is not None and set.intersection(*(set(p.steps) for p in workload.programs))
     steps = tuple(StepInspection(s, ms(ns)) for s, ns in step_times_ns(inputs).items()) if inputs and shared else ()
+    notices = Notices.of(workload.warnings).without_headline
     return Inspection(
         name=workload.name,
         files=tuple(dict(file) for file in workload.meta.get("files", ())),
@@ -115,7 +118,8 @@ def inspect_workload(workload: Workload) -> Inspection:
         steps=steps,
         groups=_groups(workload),
         findings=tuple(_findings(workload, ranks, steps)),
-        warnings=workload.warnings,
+        warnings=notices.warnings,
+        basis=notices.basis,
     )
 
 
@@ -256,7 +260,7 @@ def print_inspection(console: Console, workload: Workload, inspection: Inspectio
         for finding in inspection.findings:
             table.add_row(literal(finding.what), literal(finding.cost))
         print_section(console, "What is missing, and what that costs", "", table)
-    print_warnings(console, inspection.warnings)
+    print_notices(console, Notices((), inspection.warnings, inspection.basis))
 
 
 def _format_words(file: Mapping[str, str]) -> str:

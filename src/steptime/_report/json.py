@@ -55,7 +55,7 @@ def prediction_document(prediction: PredictedStep) -> Document:
         "straggler": None if prediction.straggler is None else asdict(prediction.straggler),
         "memory": dict(prediction.memory),
         "coverage": dict(prediction.coverage),
-        "warnings": list(prediction.warnings),
+        **prediction.notices.to_dict(),
         **iterations,
     }
 

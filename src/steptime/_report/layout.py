@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from steptime._report.words import merged_warnings
+from steptime._notices import Notices
 from steptime.errors import printable
 
 _INDENT = 2
@@ -149,13 +149,14 @@ def print_line(console: Console, title: str, text: str, *, style: str = "", spac
     console.print(Padding(table, (0, _INDENT), expand=False))
 
 
-def print_warnings(console: Console, warnings: Sequence[str]) -> None:
-    """Every warning once; those that differ in numbers only, as one."""
-    if not warnings:
-        return
-    table = Table.grid(padding=(0, 1))
-    table.add_column(style="yellow")
-    table.add_column(overflow="fold")
-    for warning in merged_warnings(warnings):
-        table.add_row("!", literal(warning))
-    print_section(console, "Warnings", "", table)
+def print_notices(console: Console, notices: Notices) -> None:
+    """Warnings, and in one line what the answer is based on; caveats stand with the headline."""
+    if notices.warnings:
+        table = Table.grid(padding=(0, 1))
+        table.add_column(style="yellow")
+        table.add_column(overflow="fold")
+        for warning in notices.warnings:
+            table.add_row("!", literal(warning))
+        print_section(console, "Warnings", "", table)
+    if notices.basis:
+        print_line(console, "Based on", "; ".join(notices.basis), style="dim")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steptime._files import write_output
+from steptime._notices import Notices
 from steptime._plan.evaluate import Played
 from steptime._plan.explain import Comparison
 from steptime._plan.files import config_text, torchtitan_text
@@ -91,8 +92,12 @@ class Planned:
         """What the fullest rank of a layout needs of its memory."""
         return Fit(None, played.peak_bytes, self.limit_bytes, {})
 
-    def warnings(self) -> Iterator[str]:
-        """What a reader should know before trusting the winner."""
+    @property
+    def notices(self) -> Notices:
+        """What a reader should know before trusting the winner, and what its step says."""
+        return self.best.notices.after(*self._warnings())
+
+    def _warnings(self) -> Iterator[str]:
         found = self.found
         if self.comparison is not None:
             layouts = found.best.layout, self.comparison.second.layout
@@ -110,7 +115,6 @@ class Planned:
                 f"than all that were simulated with a chance of {100 * found.p_left:.0f} %: fix a part of the layout to look "
                 "closer"
             )
-        yield from self.best.warnings
 
     def config(self) -> str:
         """The best layout as a config that `predict` reads."""
@@ -172,7 +176,7 @@ def plan_document(planned: Planned) -> Document:
         },
         "config": found.best.layout.of(model).to_dict(),
         "seconds": found.seconds,
-        "warnings": list(planned.warnings()),
+        **planned.notices.to_dict(),
     }
 
 

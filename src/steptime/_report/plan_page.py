@@ -71,7 +71,7 @@ def _summary(planned: Planned) -> Markup:
         planned.interval_ms,
         inputs=inputs,
         result=result,
-        warnings=list(planned.warnings()),
+        notices=planned.notices,
         winner=f"Best layout: {best.layout}",
     )
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from steptime._plan.evaluate import Played
 from steptime._report.cost import money
-from steptime._report.layout import print_heading, print_line, print_numbers, print_section, print_title, print_warnings
+from steptime._report.layout import print_heading, print_line, print_notices, print_numbers, print_section, print_title
 from steptime._report.plan import SHOWN, Planned
 from steptime._report.text import print_verdict
 from steptime._report.words import interval_words, percent, rate, size_words, time_ms, with_unit
@@ -46,7 +46,7 @@ def print_plan(console: Console, planned: Planned) -> None:
     print_section(console, "Time against memory", FRONT_NOTE)
     print_numbers(console, ("layout", "step ms", "memory"), front_cells(planned))
     print_line(console, "Searched", searched_words(planned))
-    print_warnings(console, list(planned.warnings()))
+    print_notices(console, planned.notices)
 
 
 def print_written(console: Console, files: Mapping[str, Path | None]) -> None:

@@ -20,6 +20,7 @@ from steptime._models.error import gmae
 from steptime._models.estimate import Source
 from steptime._models.host.model import HostModel
 from steptime._models.lookups.fitted import LookupModels
+from steptime._notices import Notices
 from steptime._platforms.device import Device
 from steptime._platforms.fabric import Fabric, Fitted, Origin, fitted, origins
 from steptime._platforms.own_fabric import LeftOut, OwnFabric
@@ -31,9 +32,9 @@ from steptime._report.layout import (
     print_body,
     print_heading,
     print_line,
+    print_notices,
     print_numbers,
     print_section,
-    print_warnings,
 )
 
 _EXAMPLES_BYTES = (1 << 20, 64 << 20)
@@ -411,7 +412,7 @@ def print_own_fabric(console: Console, fabric: OwnFabric, file: Path) -> None:
         text = f"{tier.name}, {tier.kind} of {tier.ranks} ranks: {bandwidth:,.4g} GB/s of a rank one way, {latency:,.3g} us"
         print_line(console, "Tier", text, spaced=False)
     print_line(console, "Written", f"{file}  (shown by: steptime platforms {file})", spaced=False)
-    print_warnings(console, fabric.warnings)
+    print_notices(console, Notices.of(fabric.warnings))
 
 
 def _figures(curve: LeftOut) -> tuple[float, float, float, float]:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from steptime._files import output, write_output
+from steptime._notices import Basis, Caveat, Notices
 from steptime._report.answers import scalars, table_of
 from steptime._report.json import SCHEMA_VERSION, Document
 from steptime._report.words import time_ms
@@ -87,6 +88,14 @@ class SweepVariant:
         return self.fits is True and isinstance(verdict, Mapping) and verdict.get("tight") is True
 
     @property
+    def notices(self) -> Iterator[str]:
+        """What its answer says besides numbers."""
+        verdict = self.document.get("verdict")
+        yield from map(Caveat, verdict.get("caveats", ()) if isinstance(verdict, Mapping) else ())
+        yield from self.document.get("warnings", ())
+        yield from map(Basis, self.document.get("basis", ()))
+
+    @property
     def cost(self) -> float | None:
         """Of so many tokens or samples, whatever is known, or of a step; None without a price."""
         keys = ("cost_per_trillion_tokens", "cost_per_million_samples", "cost_per_step")
@@ -95,6 +104,9 @@ class SweepVariant:
     def to_dict(self) -> Document:
         """Settings and the keys of a prediction."""
         return {"settings": dict(self.settings), **self.document}
+
+
+_Variant = TypeVar("_Variant", bound=SweepVariant)
 
 
 @dataclass(frozen=True)
@@ -199,18 +211,25 @@ class Predictions(Sequence["Prediction"]):
             kinds.setdefault(_NUMBERS.sub("#", each.reason), []).append(each)
         return tuple(self._left_out_words(alike) for alike in kinds.values())
 
+    @cached_property
+    def notices(self) -> Notices:
+        """What was left out, and what variants say."""
+        return Notices.of((*self.warnings, *shared_notices(self.variants, self._which))).without_headline
+
     def _left_out_words(self, alike: Sequence[LeftOutVariant]) -> str:
-        """Variants left out for one reason: which, by the settings that they share, and the reason of the first."""
+        """Variants left out for one reason: which, and the reason of the first."""
+        some = "" if len({each.reason for each in alike}) == 1 else "for instance, "
+        return f"left out: {self._which(alike)}: {some}{alike[0].reason}"
+
+    def _which(self, alike: Sequence[SweepVariant | LeftOutVariant]) -> str:
+        """Variants by the settings that they share."""
         words = []
         for name, known in self.varied.items():
             there = list({repr(each.settings.get(name)): each.settings.get(name) for each in alike}.values())
             if len(there) < len(known):
                 shown = ", ".join(value_words(value) for value in there[:_VALUES_NAMED])
                 words.append(f"{name} {shown}{', ...' * (len(there) > _VALUES_NAMED)}")
-        which = "; ".join(words) or "all"
-        some = "" if len({each.reason for each in alike}) == 1 else "for instance, "
-        count = "" if len(alike) == 1 else f"{len(alike):,} variants, "
-        return f"left out: {count}{which}: {some}{alike[0].reason}"
+        return ("" if len(alike) == 1 else f"{len(alike):,} variants, ") + ("; ".join(words) or "all")
 
     def to_dict(self) -> Document:
         """What `steptime sweep --json` writes."""
@@ -264,6 +283,16 @@ class Predictions(Sequence["Prediction"]):
         from steptime._report.sweep_page import sweep_page
 
         write_output(Path(path), sweep_page(self))
+
+
+def shared_notices(variants: Sequence[_Variant], which: Callable[[Sequence[_Variant]], str]) -> Iterator[str]:
+    """What all say, once; what some say, with which do."""
+    found: dict[tuple[type[str], str], list[_Variant]] = {}
+    for each in variants:
+        for text in each.notices:
+            found.setdefault((type(text), text), []).append(each)
+    for (kind, text), those in found.items():
+        yield kind(text if len(those) == len(variants) else f"{which(those)}: {text}")
 
 
 def csv_of(rows: Sequence[Document]) -> str:

@@ -9,13 +9,12 @@ from steptime._report.cost import money
 from steptime._report.html.charts import Axis, ChartMark, Series, chart, legend
 from steptime._report.html.markup import Markup, page_part, table, tag
 from steptime._report.html.static import section, static_page
-from steptime._report.html.summary import warning_list
+from steptime._report.html.summary import notice_list
 from steptime._report.sweep import PLATFORM, Predictions, SweepVariant, settings_words, value_words
 from steptime._report.sweep_text import (
     best_lines,
     cost_unit,
     order_words,
-    shared_warnings,
     speed_unit,
     table_cells,
     variant_words,
@@ -50,7 +49,7 @@ def _sections(answer: Predictions) -> Iterator[Markup]:
     ranked = answer.ranked
     note = order_words(answer) + (f"; the first {_MOST_ROWS:,} of {len(ranked):,}" if len(ranked) > _MOST_ROWS else "")
     heads, rows = table_cells(answer, ranked[:_MOST_ROWS])
-    yield section("Variants", note, table("All variants", _flat(heads), rows))
+    yield section("Variants", note, table("All variants", _flat(heads), rows), notice_list(answer.notices))
 
 
 def _summary(answer: Predictions) -> list[Markup]:
@@ -62,7 +61,7 @@ def _summary(answer: Predictions) -> list[Markup]:
     number = tag(
         "p", tag("strong", words), tag("span", unit + " at best" * bool(fitting) + count, class_="unit"), class_="step"
     )
-    return [number, tag("dl", *facts, class_="facts"), warning_list([*answer.warnings, *shared_warnings(answer)])]
+    return [number, tag("dl", *facts, class_="facts")]
 
 
 def _flat(heads: Sequence[str]) -> list[str]:

@@ -13,14 +13,13 @@ from steptime._report.layout import (
     body_width,
     print_heading,
     print_line,
+    print_notices,
     print_numbers,
     print_section,
-    print_warnings,
     width_of,
 )
 from steptime._report.sweep import PLATFORM, Predictions, SweepVariant, settings_words, value_words
 from steptime._report.words import rate, size_words, time_ms
-from steptime._sim.prediction import DOES_NOT_FIT
 
 # Rows of the table; files have all.
 _SHOWN = 40
@@ -45,7 +44,7 @@ def print_sweep(console: Console, answer: Predictions) -> None:
     more = f"; {len(ranked) - _SHOWN:,} more in --csv, --parquet, --json or --html" if len(ranked) > _SHOWN else ""
     print_section(console, "Variants", f"{order_words(answer)}{more}")
     print_table(console, *table_cells(answer, ranked[:_SHOWN]))
-    print_warnings(console, [*answer.warnings, *shared_warnings(answer)])
+    print_notices(console, answer.notices)
 
 
 def print_table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -147,16 +146,6 @@ def table_cells(answer: Predictions, variants: Sequence[SweepVariant]) -> tuple[
         rows.append(row)
     shown = [at for at in range(len(heads)) if any(row[at] for row in rows)]
     return [heads[at] for at in shown], [[row[at] for at in shown] for row in rows]
-
-
-def shared_warnings(answer: Predictions) -> list[str]:
-    """What holds for all variants on a platform; what differs between them is in the JSON of each."""
-    shared: dict[str, list[str]] = {}
-    for each in answer.variants:
-        known = shared.setdefault(str(each.document["platform"]), list(each.document["warnings"]))
-        known[:] = [warning for warning in known if warning in each.document["warnings"]]
-    found = dict.fromkeys(warning for warnings in shared.values() for warning in warnings)
-    return [warning for warning in found if not warning.startswith(DOES_NOT_FIT)]
 
 
 def around_words(variant: SweepVariant) -> str:

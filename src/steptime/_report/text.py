@@ -21,10 +21,10 @@ from steptime._report.layout import (
     literal,
     print_heading,
     print_line,
+    print_notices,
     print_numbers,
     print_section,
     print_title,
-    print_warnings,
     width_of,
 )
 from steptime._report.verdict import Verdict, verdict_of
@@ -45,7 +45,7 @@ from steptime._report.words import (
 )
 from steptime._sim.explain.activity import RankSummary
 from steptime._sim.explain.critical_path import PathSummary
-from steptime._sim.prediction import DOES_NOT_FIT, Iterations, PredictedStep
+from steptime._sim.prediction import Iterations, PredictedStep
 from steptime._units import ms
 
 # More kinds of ranks than this are shown by their extremes.
@@ -152,13 +152,20 @@ def print_verdict(console: Console, title: str, step_ms: float, verdict: Verdict
         for number, each in enumerate(verdict.helps):
             print_line(console, "" if number else "Would help", each, spaced=False)
         print_line(console, "Would take", f"{step_words(step_ms)} per step if there were room, {interval}", spaced=False)
+        _print_caveats(console, verdict)
         return
     _step_time(console, title, step_ms, verdict.headline, style="bold")
     print_verdict_lines(console, verdict, interval)
 
 
+def _print_caveats(console: Console, verdict: Verdict) -> None:
+    for each in verdict.caveats:
+        print_line(console, "Caveat", each, style="yellow", spaced=False)
+
+
 def print_verdict_lines(console: Console, verdict: Verdict, interval: str) -> None:
-    """What binds, how full the memory is, how sure that is."""
+    """What changes the meaning of the headline, what binds, how full the memory is, how sure that is."""
+    _print_caveats(console, verdict)
     print_line(console, "Bound by", verdict.bound_by, spaced=False)
     if verdict.fit is not None and verdict.fit.fits:
         print_line(console, "Memory", verdict.fit.room, spaced=False)
@@ -202,7 +209,7 @@ def _explanation(console: Console, prediction: PredictedStep, nobody: str) -> No
         print_line(console, "First step", f"{step_words(prediction.first_step_ms)}, from empty queues", spaced=False)
     if prediction.memory["peak_bytes"] is not None:
         print_line(console, "Allocated", _memory(prediction.memory), spaced=False)
-    print_warnings(console, [text for text in prediction.warnings if not text.startswith(DOES_NOT_FIT)])
+    print_notices(console, prediction.notices)
 
 
 def _memory(memory: Mapping[str, Any]) -> str:

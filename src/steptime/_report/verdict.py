@@ -12,7 +12,7 @@ from typing import Any
 from steptime._models.memory.lifetimes import MemoryKind
 from steptime._platforms.situation import CARRIED, CARRIED_CALIBRATED, KNOWN, KNOWN_CALIBRATED
 from steptime._report.words import OUT_OF_RANGE, percent, size_words
-from steptime._sim.explain.bound import StepBound
+from steptime._sim.explain.bound import HOST, StepBound
 from steptime._sim.prediction import PredictedStep
 
 MEMORY = "memory"
@@ -188,6 +188,7 @@ class Verdict:
     certainty: Certainty
     helps: tuple[str, ...] = ()  # what would make it fit
     unknown: str = ""  # why nobody knows whether it fits
+    caveats: tuple[str, ...] = ()  # what changes its meaning
 
     @property
     def fits(self) -> bool | None:
@@ -207,7 +208,8 @@ class Verdict:
     @property
     def regime(self) -> str:
         """What bounds the step, in few words."""
-        return self.binds.regime
+        guessed = self.binds.kind == HOST and self.certainty.calibrated is False
+        return self.binds.regime + " (host not calibrated)" * guessed
 
     @property
     def bound(self) -> str:
@@ -232,7 +234,7 @@ class Verdict:
         if self.fit is not None and not self.fit.fits:
             return self.fit.text
         why = [MEMORY_UNKNOWN + f": {self.unknown}"] if self.unknown else []
-        return f"{self.headline}: {'; '.join([self.certainty.why, *why])}"
+        return f"{self.headline}: {'; '.join([*self.caveats, self.certainty.why, *why])}"
 
     def to_dict(self) -> dict[str, Any]:
         """The key `verdict` of every answer's JSON."""
@@ -246,6 +248,7 @@ class Verdict:
             "text": self.text,
             "certainty": self.certainty.to_dict(),
             "helps": list(self.helps),
+            "caveats": list(self.caveats),
         }
 
 
@@ -262,7 +265,7 @@ def verdict_of(prediction: PredictedStep) -> Verdict:
     fit = Fit.of(prediction.memory)
     helps = () if fit is None or fit.fits else tuple(_helps(prediction, fit))
     unknown = "" if prediction.platform is None else str(prediction.memory.get("unknown", ""))
-    return Verdict(fit, prediction.bound, certainty, helps, unknown)
+    return Verdict(fit, prediction.bound, certainty, helps, unknown, prediction.notices.caveats)
 
 
 def _helps(prediction: PredictedStep, fit: Fit) -> Iterator[str]:

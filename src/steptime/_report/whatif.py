@@ -15,7 +15,7 @@ from steptime._files import write_output
 from steptime._report.answers import Prediction, plain, table_of
 from steptime._report.html.page import page
 from steptime._report.json import SCHEMA_VERSION, Document, prediction_document
-from steptime._report.layout import body_width, grid, literal, print_body, print_line, print_section, print_warnings, width_of
+from steptime._report.layout import body_width, grid, literal, print_body, print_line, print_notices, print_section, width_of
 from steptime._report.text import print_header, print_prediction, print_verdict
 from steptime._report.verdict import Verdict, verdict_of
 from steptime._report.words import percent, span_words, time_ms
@@ -95,7 +95,6 @@ class Suggestions:
     savings: tuple[Saving, ...]
     tried: int
     notes: Mapping[str, str] = field(default_factory=dict)  # change -> what it means
-    warnings: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -124,7 +123,7 @@ class Suggestions:
                 {**saving_document(saving), "meaning": self.notes.get(saving.changes[0], "")} for saving in self.savings
             ],
             "tried": self.tried,
-            "warnings": list(self.warnings),
+            **step.notices.to_dict(),
         })  # fmt: skip
 
     def to_table(self) -> pa.Table:
@@ -165,7 +164,7 @@ def print_suggestions(console: Console, answer: Suggestions) -> None:
         print_section(console, "What if", note)
         _print_savings(console, answer.savings, {})
         _print_meanings(console, {each.changes[0]: answer.notes.get(each.changes[0], "") for each in answer.savings})
-    print_warnings(console, answer.warnings)
+    print_notices(console, step.notices)
 
 
 def _print_meanings(console: Console, meanings: Mapping[str, str]) -> None:

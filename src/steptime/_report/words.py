@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,7 +16,6 @@ OUT_OF_RANGE = "out_of_range"
 MANY_MS = 10_000.0
 INTERVAL, RECORDED_RANGE = "90 % interval", "range with the recorded steps"
 _WORTH_SAYING = 0.005
-_NUMBERS = re.compile(r"\d+")
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 _SIZES = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
@@ -193,14 +191,6 @@ def source_words(coverage: Mapping[str, float]) -> str:
     shares = ", ".join(f"{percent(share)} {source}" for source, share in coverage.items() if source != OUT_OF_RANGE)
     outside = coverage.get(OUT_OF_RANGE, 0.0)
     return f"{shares}; {percent(outside)} of it beyond the fitted range" if outside >= _WORTH_SAYING else shares
-
-
-def merged_warnings(warnings: Sequence[str]) -> list[str]:
-    """Every warning once; those that differ in numbers only, as one."""
-    alike: dict[str, list[str]] = {}
-    for warning in warnings:
-        alike.setdefault(_NUMBERS.sub("#", warning), []).append(warning)
-    return [each[0] + (f" (and {len(each) - 1} more like this)" if len(each) > 1 else "") for each in alike.values()]
 
 
 def power_words(power: StepPower) -> str:

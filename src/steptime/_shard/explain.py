@@ -8,7 +8,7 @@ anew, each by the errors of the lookup model about it alone, and both plans are 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from steptime._build.dlrm.plan import BY_NODE, EVERYWHERE, Plan
 from steptime._build.dlrm.workload import dlrm_workload, table_lookups
 from steptime._models.lookups.question import BACKWARD, FORWARD, Lookup
 from steptime._models.power.card import StepPower
+from steptime._notices import Notices
 from steptime._shard.evaluator import Evaluator, collectives_ns, is_played, of_timeline
 from steptime._shard.memory import memory_of, rank_limit
 from steptime._shard.search import Searched, search
@@ -108,7 +109,7 @@ class PlanReasons:
     binds: StepBound
     reasons: tuple[Reason, ...]
     interval: tuple[float, float]  # as factors of the step
-    warnings: tuple[str, ...] = ()
+    notices: Notices = field(default_factory=Notices)
     situation: str | None = None  # what is known of the machine
     mfu: float | None = None
     power: StepPower | None = None  # None: nobody knows what the cards draw
@@ -192,7 +193,7 @@ def why_of(placed: PlacedShards) -> PlanReasons:
         binds=predicted.bound,
         reasons=tuple(reasons(placed, ranks)),
         interval=(low, high),
-        warnings=predicted.warnings,
+        notices=predicted.notices,
         situation=predicted.situation,
         mfu=predicted.mfu,
         power=predicted.power,

@@ -13,6 +13,7 @@ import numpy as np
 from steptime._hardware.device import DeviceLimits, device_named
 from steptime._models.kernels.call import computed_in
 from steptime._models.power.card import StepPower
+from steptime._notices import Notices
 from steptime._ops.operations import is_product, products_of
 from steptime._program.host_code import outside_ops
 from steptime._program.program import CallKind, Phase, Program, Tensor
@@ -34,8 +35,6 @@ _MODEL_PASSES = 3.0
 _MOST_PASSES = 4.5
 # What a step that the device bounds takes without a profiler, of what it was recorded with.
 _UNPROFILED_DEVICE = (0.93, 1.03)
-# How the warning of a step begins whose rank needs more memory than its device has.
-DOES_NOT_FIT = "does not fit: "
 NINE_OF_TEN = 1.645  # standard deviations to either side
 # As people call what devices' data sheets name by type.
 _PRECISIONS = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -172,7 +171,7 @@ class PredictedStep:
     coverage: Mapping[str, float] = field(default_factory=lambda: {"measured": 1.0})  # source -> share of device time
     # As `predict --json` has it; nothing is known of the memory of a prediction as recorded. `unknown` says why on a platform.
     memory: Mapping[str, Any] = field(default_factory=lambda: {"peak_bytes": None})
-    warnings: tuple[str, ...] = ()
+    notices: Notices = field(default_factory=Notices)
     iterations: Iterations | None = None  # where it was asked how iterations differ: `lookup_scenarios`
     platform: str | None = None  # None: as recorded
     operations: Operations = field(default_factory=Operations)
@@ -186,6 +185,16 @@ class PredictedStep:
     helps: tuple[str, ...] | None = None  # changes that would make it fit, each tried; None: nothing was
     # The step once per draw of what models may be off by; the same errors are in the same draws of every prediction.
     draws_ms: tuple[float, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a user can act on, or must know of this step."""
+        return self.notices.warnings
+
+    @property
+    def basis(self) -> tuple[str, ...]:
+        """Standing facts that it rests on."""
+        return self.notices.basis
 
     @property
     def bound_by(self) -> str:
@@ -240,14 +249,14 @@ def predict(workload: Workload, *, profiled: bool = True) -> PredictedStep:
     inputs = as_recorded if profiled else unprofiled(as_recorded)
     result = steady(repeatable(inputs).cohorts, queue_depth=inputs.queue_depth)
     steps = max(1, *(len(cohort.program.steps) for cohort in inputs.cohorts))
-    warnings = [*workload.warnings, *missing_ranks(workload)]
+    notices = [*workload.warnings, *missing_ranks(workload)]
     if steps == 1:
-        warnings.append(
+        notices.append(
             "one step was recorded: how much host time lies between steps is not known and taken as none, and ranks begin "
             "together even if they did not; record three or more"
         )
     if not result.converged:
-        warnings.append(f"the step had not settled after {result.iterations} windows; the period is their mean")
+        notices.append(f"the step had not settled after {result.iterations} windows; the period is their mean")
     step_ns = float(result.period_ns[0]) + (single_step_ns(as_recorded) if profiled else 0.0)
     interval_ns = _recorded_span(as_recorded, step_ns) if profiled else _without_profiler(as_recorded, step_ns)
     text = explain(
@@ -258,7 +267,7 @@ def predict(workload: Workload, *, profiled: bool = True) -> PredictedStep:
         interval_ms=(ms(interval_ns[0]), ms(interval_ns[1])),
         complete=not workload.absent,
         first_step_ms=ms(result.first_ns[0]),
-        warnings=warnings,
+        notices=notices,
     )
     peak = None if workload.cut_off else recorded_peak_flop_per_s(workload, text.operations.precision)
     return replace(
@@ -329,7 +338,7 @@ def explain(
     interval_ms: tuple[float, float],
     complete: bool = True,
     first_step_ms: float | None = None,
-    warnings: Sequence[str] = (),
+    notices: Sequence[str] = (),
 ) -> PredictedStep:
     """Read the answers out of a timeline. Not `complete`: ranks are left out of it, and nobody can say who waits for whom."""
     seen: Activity = activity(timeline, window)
@@ -348,5 +357,5 @@ def explain(
         bound=StepBound.of(seen, path, waited),
         timeline=timeline,
         first_step_ms=first_step_ms,
-        warnings=tuple(dict.fromkeys(warnings)),
+        notices=Notices.of(notices),
     )

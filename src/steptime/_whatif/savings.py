@@ -141,12 +141,12 @@ class Scene:
             interval_ms=interval_ms,
             complete=not base.workload.absent or base.platform is not None,
             first_step_ms=ms(result.first_ns[0]),
-            warnings=base.warnings,
         )
         operations, peak = _computed(base, explained.operations, changes)
         return replace(
             explained,
             operations=operations,
+            notices=base.notices,
             platform=base.platform,
             situation=base.situation,
             profiled=base.profiled,

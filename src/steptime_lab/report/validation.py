@@ -11,8 +11,9 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from steptime._notices import Notices
 from steptime._report.json import SCHEMA_VERSION, Document
-from steptime._report.layout import literal, print_heading, print_line, print_numbers, print_section, print_warnings
+from steptime._report.layout import literal, print_heading, print_line, print_notices, print_numbers, print_section
 from steptime_lab.validate.engine import Group, Summary, Validation
 from steptime_lab.validate.sharding.estimates import ABLATIONS
 from steptime_lab.validate.sharding.measured import Score, picked
@@ -80,7 +81,7 @@ def print_validation(console: Console, validation: Validation, *, full: bool = F
             print_line(console, name.replace("_", " "), _fact(name, value), spaced=False)
     for note in validation.notes:
         print_line(console, "Note", note, style="dim", spaced=False)
-    print_warnings(console, validation.warnings)
+    print_notices(console, Notices.of(validation.warnings))
 
 
 def _print_instead(console: Console, groups: Mapping[str, Group], baselines: Sequence[str]) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
+from steptime._notices import Notices
 from steptime._program.host_code import HOST_CODE
 from steptime._report.cost import Cost, cost_of
 from steptime._report.html.markup import Markup, bar, join, tag
@@ -17,13 +18,12 @@ from steptime._report.words import (
     asked_facts,
     device_words,
     in_unit,
-    merged_warnings,
     power_words,
     speed_facts,
     step_words,
     time_ms,
 )
-from steptime._sim.prediction import DOES_NOT_FIT, PredictedStep
+from steptime._sim.prediction import PredictedStep
 
 INPUTS, RESULT, IF_ROOM = "Inputs", "Result", "If there were room"
 
@@ -35,14 +35,13 @@ def summary(prediction: PredictedStep, facts: Facts | None = None) -> Markup:
     """Of a prediction; `facts` are said beside its own."""
     verdict = verdict_of(prediction)
     result = {**dict(_result(prediction)), **(facts or {})}
-    warnings = [text for text in prediction.warnings if not text.startswith(DOES_NOT_FIT)]
     return verdict_summary(
         verdict,
         prediction.step_time_ms,
         prediction.interval_ms,
         inputs=dict(_inputs(prediction)),
         result=result,
-        warnings=warnings,
+        notices=prediction.notices,
         recorded_range=prediction.platform is None and prediction.profiled,
     )
 
@@ -54,7 +53,7 @@ def verdict_summary(
     *,
     inputs: Facts,
     result: Facts,
-    warnings: Sequence[str],
+    notices: Notices,
     recorded_range: bool = False,
     winner: str = "",
 ) -> Markup:
@@ -63,8 +62,9 @@ def verdict_summary(
     span = f"{RECORDED_RANGE if recorded_range else INTERVAL} {low if low == high else f'{low}-{high}'} {unit}"
     if not verdict.certainty.claimed:
         span = NO_INTERVAL
+    caveats = join([tag("p", tag("strong", "Caveat"), held(f": {each}"), class_="caveat") for each in verdict.caveats])
     if verdict.fits is False:
-        parts = [short(verdict, step_ms, span)]
+        parts = [short(verdict, step_ms, span), caveats]
     else:
         line = interval(step_ms, interval_ms, RECORDED_RANGE if recorded_range else INTERVAL)
         line = line if verdict.certainty.claimed else Markup()
@@ -76,9 +76,9 @@ def verdict_summary(
             if verdict.unknown
             else Markup()
         )
-        parts = [chips(verdict), found, number, bound(verdict.bound_by), sure, room]
+        parts = [chips(verdict), found, number, caveats, bound(verdict.bound_by), sure, room]
     groups = facts_group(INPUTS, inputs), facts_group(IF_ROOM if verdict.fits is False else RESULT, result)
-    return join((*parts, *groups, warning_list(warnings)))
+    return join((*parts, *groups, notice_list(notices)))
 
 
 def chips(verdict: Verdict) -> Markup:
@@ -147,12 +147,11 @@ def facts_group(title: str, facts: Facts) -> Markup:
     return tag("div", tag("h2", title), listed, class_="group-of-facts")
 
 
-def warning_list(warnings: Sequence[str]) -> Markup:
-    """Every warning once; those that differ in numbers only, as one."""
-    text = merged_warnings(warnings)
-    if not text:
-        return Markup()
-    return tag("ul", *(tag("li", item) for item in text), class_="warnings", aria_label="Warnings")
+def notice_list(notices: Notices) -> Markup:
+    """Warnings, and folded what the answer is based on; caveats stand with the headline."""
+    warnings, basis = (join([tag("li", item) for item in texts]) for texts in notices[1:])
+    shown = tag("ul", warnings, class_="warnings", aria_label="Warnings") if warnings else Markup()
+    return join((shown, tag("details", tag("summary", "Based on"), tag("ul", basis), class_="basis") if basis else Markup()))
 
 
 def cost_facts(cost: Cost | None) -> Iterator[tuple[str, str]]:

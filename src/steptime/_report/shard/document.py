@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from steptime._notices import Notices
 from steptime._report.answers import Sharding, plan_verdict
 from steptime._report.cost import cost_document
 from steptime._report.json import SCHEMA_VERSION, Document, power_document
@@ -43,7 +44,7 @@ def shard_document(sharding: Sharding) -> Document:
         "searched_plans": found.searched_plans,
         "seconds": found.seconds,
         **({} if days is None else {"days": _days(days)}),
-        "warnings": [*found.task.notes, *why.doubts, *why.best.warnings],
+        **sharding.notices.to_dict(),
     }
 
 
@@ -81,8 +82,14 @@ def evaluated_document(task: Task, plans: Sequence[GivenPlan]) -> Document:
             }
             for plan in plans
         ],
-        "warnings": list(dict.fromkeys([*task.notes, *(text for plan in plans if plan.why for text in plan.why.warnings)])),
+        **evaluated_notices(task, plans).to_dict(),
     }  # fmt: skip
+
+
+def evaluated_notices(task: Task, plans: Sequence[GivenPlan]) -> Notices:
+    """What the task leaves open, and what the steps of given plans say; `verdict` of each has its caveats."""
+    steps = (text for plan in plans if plan.why is not None for texts in plan.why.notices[1:] for text in texts)
+    return Notices.of((*task.notes, *steps))
 
 
 def _interval(step_ns: float, why: PlanReasons) -> list[float]:

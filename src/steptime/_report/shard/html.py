@@ -61,7 +61,7 @@ def _summary(sharding: Sharding) -> Markup:
         sharding.interval_ms,
         inputs=inputs,
         result=result,
-        warnings=[*found.task.notes, *why.doubts, *why.best.warnings],
+        notices=sharding.notices,
     )
 
 

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from steptime._build.dlrm.plan import DATA_PARALLEL, EVERYWHERE, TABLE_WISE, Plan
 from steptime._report.answers import Sharding, plan_verdict
-from steptime._report.layout import print_heading, print_line, print_numbers, print_section, print_title, print_warnings
+from steptime._report.layout import print_heading, print_line, print_notices, print_numbers, print_section, print_title
+from steptime._report.shard.document import evaluated_notices
 from steptime._report.text import print_verdict, print_verdict_lines
 from steptime._report.words import interval_words, power_words, rate, size_words, time_ms
 from steptime._shard.days import ROBUST, Days
@@ -59,7 +60,7 @@ def print_shard(console: Console, sharding: Sharding) -> None:
     print_numbers(console, ("plan", "step", "more", "found by"), _others(found))
     print_section(console, "Usual rules", "ms per step, and what that is above the best")
     print_numbers(console, ("rule", "step", "more"), _rules(found))
-    print_warnings(console, [*found.task.notes, *why.doubts, *why.best.warnings])
+    print_notices(console, sharding.notices)
     if why.every_rank_tables_ns:
         text = f"{time_ms(ms(why.every_rank_tables_ns))} ms of the step, of tables that every rank has a share or a copy of"
         print_line(console, "Every rank", text)
@@ -143,7 +144,7 @@ def print_evaluated(console: Console, task: Task, platform: str, plans: Sequence
             _ranks_and_reasons(console, plan.why)
     if len(plans) > _PLANS_SHOWN:
         print_line(console, "More", f"ranks and reasons of the other {len(plans) - _PLANS_SHOWN} plans: --json", spaced=False)
-    print_warnings(console, task.notes)
+    print_notices(console, evaluated_notices(task, plans))
 
 
 def gain_words(why: Explained) -> str:

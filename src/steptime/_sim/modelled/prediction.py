@@ -9,7 +9,7 @@ configurations of one model are compared under the same errors.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from statistics import NormalDist
@@ -25,6 +25,7 @@ from steptime._models.estimate import Estimate
 from steptime._models.memory.peak import peak_memory
 from steptime._models.memory.tensors import names_tensors
 from steptime._models.power.card import StepPower
+from steptime._notices import Basis
 from steptime._ops.families import WorkFamily, work_families
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
@@ -39,15 +40,12 @@ from steptime._sim.explain.bound import PowerCap
 from steptime._sim.modelled.issue import Issued
 from steptime._sim.modelled.recorded_run import modelled_run
 from steptime._sim.modelled.step import ModelledStep, PlayedStep, modelled
-from steptime._sim.prediction import DOES_NOT_FIT, PredictedStep, explain, peak_flop_per_s
+from steptime._sim.prediction import PredictedStep, explain, peak_flop_per_s
 from steptime._sim.recorded.timing import inside_graphs, timed
-from steptime._units import GIB, ms
+from steptime._units import ms
 
 Floats = npt.NDArray[np.float64]
 
-_WORTH_SAYING = 0.001
-# Above this share the caveat is worth a line of its own.
-_MUCH_OUT_OF_RANGE = 0.05
 # From here on (13 separate GPUs) it is said what waiting for the slowest costs.
 _MUCH_SLOWER = 0.025
 SAMPLES = 64
@@ -91,7 +89,6 @@ def predict_on(
         profiled=profiled,
         host_code_ms=step.host_code_ms,
         memory=memory,
-        warnings=(*does_not_fit(memory), *result.warnings),
     )
 
 
@@ -110,7 +107,7 @@ def prediction_of(
         step_ns=played.step_ns,
         interval_ms=(ms(low), ms(high)),
         first_step_ms=ms(played.steady.first_ns[0]),
-        warnings=[*step.warnings, *_caveats(played)],
+        notices=[*step.warnings, *_notices(played)],
     )
     peak, power = peak_flop_per_s(step.platform.device.limits, predicted.operations.precision), played.power
     return replace(
@@ -126,39 +123,23 @@ def prediction_of(
     )
 
 
-def _caveats(played: PlayedStep) -> list[str]:
-    """What a reader should know before trusting the number."""
-    step, settling, results = played.step, played.settling, []
+def _notices(played: PlayedStep) -> Iterator[Basis]:
+    """What the number rests on."""
+    step, settling = played.step, played.settling
     limits = step.platform.device.limits
     if limits.analytic:
-        results.append(
-            f"{limits.name} has not been measured: its kernels are scaled from {limits.models} by data sheets, and its host is "
-            f"assumed to be {step.platform.parts.host}"
-        )
+        yield Basis(f"{limits.name} as {limits.models} by data sheets, not measured; its host as {step.platform.parts.host}")
     known = situation_of(step.platform, played.calibration)
     if known.errors:
         kind = "groups of architectures" if known.by_family else "published sources"
-        results.append(f"{known.name}: the interval reflects the errors on {known.rows} steps of {len(known.sources)} {kind}")
-    outside = step.coverage["out_of_range"]
-    if outside > _MUCH_OUT_OF_RANGE:
-        results.append(
-            f"{outside:.0%} of the device time is beyond what the models were fitted on; the interval is wider for it"
-        )
+        yield Basis(f"interval by the errors on {known.rows} steps of {len(known.sources)} {kind}")
     slowest = step.stragglers
     if slowest.card >= 1.0 + _MUCH_SLOWER:
-        results.append(
-            f"{slowest.ranks} GPUs wait for the slowest of them, taken to be {slowest.card - 1:.1%} slower than the usual one"
-        )
-    fallback = step.coverage.get("fallback", 0.0)
-    if fallback >= _WORTH_SAYING:
-        results.append(
-            f"{fallback:.1%} of the device time has no model and is a labelled guess; --strict names the first such op"
-        )
+        yield Basis(f"the slowest of {slowest.ranks} GPUs {slowest.card - 1:.1%} slower than the usual one")
     if not played.steady.converged:
-        results.append(f"the step had not settled after {played.steady.iterations} windows; the period is their mean")
+        yield Basis(f"the mean of {played.steady.iterations} windows, in which the step had not settled")
     if settling is not None and not settling.settled:
-        results.append(f"how collectives and kernels slow each other had not settled ({settling.change:.1%} still move)")
-    return results
+        yield Basis(f"how collectives and kernels slow each other, to within {settling.change:.1%}")
 
 
 def _power_cap(power: StepPower | None, highest_hz: float) -> PowerCap | None:
@@ -309,21 +290,7 @@ def within(step: PredictedStep, memory_bytes: int | None) -> PredictedStep:
     if memory_bytes is None or capacity is None or memory_bytes >= capacity:
         return step
     memory = {**step.memory, "capacity_bytes": memory_bytes, "fits": step.memory["peak_bytes"] <= memory_bytes}
-    others = [text for text in step.warnings if not text.startswith(DOES_NOT_FIT)]
-    return replace(step, memory=memory, warnings=(*does_not_fit(memory), *others))
-
-
-def does_not_fit(memory: Mapping[str, Any]) -> list[str]:
-    """What to say where a rank needs more memory than its device has."""
-    if memory.get("fits", True):
-        return []
-    needed, there = memory["peak_bytes"] / GIB, memory["capacity_bytes"] / GIB
-    rank = max(memory["ranks"], key=lambda of_rank: int(of_rank["peak_bytes"]))
-    largest = max(rank["parts"], key=rank["parts"].__getitem__)
-    return [
-        f"{DOES_NOT_FIT}rank {rank['rank']} needs {needed:.1f} GiB, its device has {there:.1f}; most of it is {largest} "
-        f"({rank['parts'][largest] / GIB:.1f} GiB)"
-    ]
+    return replace(step, memory=memory)
 
 
 def _tables(lookups: RankLookups | None) -> UnnamedMemory:

@@ -59,7 +59,7 @@ def predict_iterations(workload: Workload, lookups: WorkloadLookups, device: Dev
     return replace(
         prediction,
         iterations=Iterations(tuple(step_ms), slowest, more),
-        warnings=tuple(dict.fromkeys((*prediction.warnings, *warnings))),
+        notices=prediction.notices.after(*warnings),
     )
 
 
