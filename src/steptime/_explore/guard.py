@@ -1,8 +1,9 @@
 """Who may ask: the person who started the server, through the address that it printed, and nobody else on or off the machine.
 
 A page of another site can make a browser send requests to 127.0.0.1, also under a name of its own that resolves to it. So the
-Host and the Origin have to be this server's, and every request carries the token: in a cookie that the first page sets, or in a
-header. Only JSON that was posted asks for anything, bodies are short, and headers forbid pages to load what is not from here.
+Host and the Origin have to be this server's, and every question carries the token in a header: a cookie would go to every port
+of the machine. The files of the page are the same for everybody and need none. Only JSON that was posted asks for anything,
+bodies are short, and headers forbid pages to load what is not from here.
 """
 
 from __future__ import annotations
@@ -10,9 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -22,6 +21,7 @@ BODY_AT_MOST = 1 << 16
 """Bytes of a question; all controls together take a few thousand."""
 
 TOKEN_HEADER = "x-steptime-token"  # noqa: S105 (the name of a header)
+TOKEN_PATH = "/api/token"  # noqa: S105 (the path at which a page gets the token for what its address had)
 _METHODS = ("GET", "HEAD", "POST")
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; "
@@ -54,11 +54,6 @@ class Guard:
     port: int
     tickets: set[str] = field(default_factory=set)
 
-    @property
-    def cookie(self) -> str:
-        """Its name; ports of one machine share cookies."""
-        return f"steptime-{self.port}"
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
         if scope["type"] == "lifespan":
@@ -67,20 +62,18 @@ class Guard:
         if scope["type"] != "http":
             return
         headers = Headers(scope=scope)
-        shown = _token_in(scope)
-        refusal = self._refused(scope, headers, shown)
-        if refusal is not None:
-            await refusal(scope, receive, _with_headers(send, {}))
+        answer = self._refused(scope, headers) or self._token_for(scope, headers)
+        if answer is not None:
+            await answer(scope, receive, _with_headers(send))
             return
         body = b"" if scope["method"] != "POST" else await _read(headers, receive)
         if body is None:
             text = {"error": f"the question is longer than {BODY_AT_MOST:,} bytes"}
-            await JSONResponse(text, 413)(scope, receive, _with_headers(send, {}))
+            await JSONResponse(text, 413)(scope, receive, _with_headers(send))
             return
-        extra = {"set-cookie": f"{self.cookie}={self.token}; Path=/; HttpOnly; SameSite=Strict"} if shown else {}
-        await self.app(scope, _given(body), _with_headers(send, extra))
+        await self.app(scope, _given(body), _with_headers(send))
 
-    def _refused(self, scope: Scope, headers: Headers, shown: str | None) -> Response | None:
+    def _refused(self, scope: Scope, headers: Headers) -> Response | None:
         """Why a request is not answered; None where it is."""
         here = {f"127.0.0.1:{self.port}", f"localhost:{self.port}"}
         if scope["method"] not in _METHODS:
@@ -92,40 +85,25 @@ class Guard:
             return PlainTextResponse("questions of other sites are not answered\n", 403)
         if site is not None and site not in ("same-origin", "none") and scope["method"] == "POST":
             return PlainTextResponse("questions of other sites are not answered\n", 403)
-        if not self._knows(headers, shown):
+        if scope["path"].startswith("/api/") and scope["path"] != TOKEN_PATH and not self._knows(headers):
             return PlainTextResponse(f"{_WHERE_TO}\n", 401)
         if scope["method"] == "POST" and headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             return JSONResponse({"error": "expected JSON (content-type: application/json)"}, 415)
         return None
 
-    def _knows(self, headers: Headers, shown: str | None) -> bool:
+    def _token_for(self, scope: Scope, headers: Headers) -> Response | None:
+        """Give the token for itself or, once, for a ticket; None where a request is for something else."""
+        if scope["path"] != TOKEN_PATH:
+            return None
+        shown = headers.get(TOKEN_HEADER, "")
+        if not self._knows(headers) and shown not in self.tickets:
+            return PlainTextResponse(f"{_WHERE_TO}\n", 401)
+        self.tickets.discard(shown)
+        return JSONResponse({"token": self.token})
+
+    def _knows(self, headers: Headers) -> bool:
         """Whether a request has the token; comparing takes the same time whatever is wrong."""
-        candidates = [headers.get(TOKEN_HEADER), _cookie(headers.get("cookie", ""), self.cookie), shown]
-        own = self.token.encode()
-        known = sum(secrets.compare_digest(each.encode(), own) for each in candidates if each is not None) > 0
-        if not known and shown in self.tickets:
-            self.tickets.discard(shown)
-            return True
-        return known
-
-
-def _token_in(scope: Scope) -> str | None:
-    """The token in an address: only the page itself is opened with one."""
-    if scope["path"] != "/" or scope["method"] != "GET":
-        return None
-    try:
-        found = parse_qs(scope["query_string"].decode("ascii"), max_num_fields=8).get("token")
-    except ValueError:
-        return None
-    return found[0] if found else None
-
-
-def _cookie(text: str, name: str) -> str | None:
-    try:
-        found = SimpleCookie(text).get(name)
-    except CookieError:
-        return None
-    return None if found is None else found.value
+        return secrets.compare_digest(headers.get(TOKEN_HEADER, "").encode(), self.token.encode())
 
 
 async def _read(headers: Headers, receive: Receive) -> bytes | None:
@@ -160,11 +138,11 @@ def _given(body: bytes) -> Receive:
     return receive
 
 
-def _with_headers(send: Send, extra: dict[str, str]) -> Send:
+def _with_headers(send: Send) -> Send:
     async def sent(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             own = {name for name, _ in message.get("headers", ())}
-            more = [(name.encode(), value.encode()) for name, value in {**_HEADERS, **extra}.items()]
+            more = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
             message["headers"] = [*message.get("headers", ()), *(pair for pair in more if pair[0] not in own)]
         await send(message)
 

@@ -52,6 +52,7 @@ class _Question:
     answer: asyncio.Future[bytes]
     begun: float | None = None
     ahead: bool = False  # nobody has asked it yet
+    again: bool = False  # its process ended, perhaps before it read the question
 
     @property
     def kind(self) -> tuple[str, bool]:
@@ -199,7 +200,11 @@ class Workers:
             if not question.answer.done():
                 question.answer.set_result(answer)
         except EndedError as error:
-            _settle(question, error)
+            if question.again or question.ahead or question.answer.done() or self._ended:
+                _settle(question, error)
+            else:
+                question.again = True
+                self._waiting.insert(0, question)
             await process.end()
             if not self._ended:
                 process.started = (await self._started()).started

@@ -2,13 +2,39 @@
 
 const PATIENCE = 300; // ms that an answer may take before a newer question cuts in
 const LOOK = 1000; // ms between looking for a server that has gone
+const AGAIN = 500; // ms between tries while too many questions wait
 const IDLE = 5000; // ms between looking whether it is still there
 
 /** A name for this tab, so that tabs do not supersede each other. */
 const page = [...crypto.getRandomValues(new Uint8Array(9))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
+const KEPT = "steptime-token"; // of this tab, so that it outlives a reload; unlike a cookie it goes to no other port
+
+/** The token for the one, or the ticket, in the address that opened this tab. */
+async function ownToken() {
+  const given = new URLSearchParams(location.search).get("token");
+  if (given) {
+    const response = await fetch("/api/token", { headers: { "x-steptime-token": given } });
+    if (response.ok) sessionStorage.setItem(KEPT, (await response.json()).token);
+  }
+  return sessionStorage.getItem(KEPT) ?? "";
+}
+
+const headers = { "content-type": "application/json", "x-steptime-token": await ownToken() };
+
+/** A request with the token. */
+export async function request(path, more = {}) {
+  return fetch(path, { ...more, headers });
+}
+
+/** A question, put again while too many others wait. */
 async function post(body, signal, path = "/api/ask") {
-  return fetch(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ page, ...body }), signal });
+  for (;;) {
+    const response = await request(path, { method: "POST", body: JSON.stringify({ page, ...body }), signal });
+    if (response.status !== 429) return response;
+    await new Promise((resolve) => setTimeout(resolve, AGAIN));
+    signal?.throwIfAborted();
+  }
 }
 
 export class Connection {
@@ -85,7 +111,7 @@ export class Connection {
 
   async look() {
     try {
-      const response = await fetch("/api/alive");
+      const response = await request("/api/alive");
       if (response.status === 401) return void this.unknown();
       if (!response.ok || !this.lost) return;
       this.lost = false;

@@ -1,6 +1,6 @@
 // The application: what a person changes is asked about at once; what is shown says whether it is of what is set.
 
-import { Connection } from "/page/connection.js";
+import { Connection, request } from "/page/connection.js";
 import { Controls, made } from "/page/controls.js";
 import { Saved, time } from "/page/saved.js";
 import { find, recolour, showTimeline } from "/page/timeline.js";
@@ -11,7 +11,13 @@ const SPOKEN = 600; // ms of quiet after which a screen reader is told the answe
 
 history.replaceState(null, "", `/${location.hash}`); // the token stays out of sight and of bookmarks
 
-const described = await (await fetch("/api/controls")).json();
+const first = await request("/api/controls");
+if (first.status === 401) {
+  byId("gone").hidden = false;
+  byId("gone").textContent = "Open the address that steptime explore printed: it has the token that this page lacks.";
+  await new Promise(() => {}); // nothing else works without it
+}
+const described = await first.json();
 byId("name").textContent = described.name;
 document.title = `${described.name} · steptime explore`;
 byId("footer").textContent = `steptime ${described.version}`;
