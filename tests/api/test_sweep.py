@@ -21,6 +21,7 @@ import pytest
 import steptime
 from steptime import _processes
 from steptime._cli.app import run
+from steptime._report.sweep import csv_of
 from steptime._report.sweep_text import best_lines, order_words, table_cells
 from steptime._sweep import workers
 
@@ -223,3 +224,9 @@ def test_a_process_that_has_loaded_torch_is_not_forked(monkeypatch: pytest.Monke
     """Its threads are none that Python counts, and forked workers would wait for them without end."""
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
     assert _processes.context().get_start_method() == "spawn"
+
+
+def test_a_cell_of_a_table_is_no_formula_and_has_no_escapes() -> None:
+    rows = list(csv.DictReader(csv_of([{"variant": "=1+1", "ms": -2.5}, {"variant": "\x1b[2J", "ms": 1}]).splitlines()))
+    assert [row["variant"] for row in rows] == ["'=1+1", "\ufffd[2J"]
+    assert [row["ms"] for row in rows] == ["-2.5", "1"]

@@ -16,6 +16,8 @@ SCHEMA_VERSION = 1
 
 # Milliseconds to the nanosecond; shares as exact as anyone needs.
 _DIGITS = 6
+# A step costs millionths of a dollar or thousands.
+_COST, _COST_DIGITS = "cost_", 6
 # Sums of thousands of kernels' energies: the last digits are those of the order of additions, which libraries choose.
 _POWER_DIGITS = 4
 
@@ -117,7 +119,12 @@ def rounded(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, _DIGITS)
     if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
+        return {key: _cost(item) if key.startswith(_COST) else rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [rounded(item) for item in value]
     return value
+
+
+def _cost(value: Any) -> Any:
+    """Round to digits that matter, however small the amount."""
+    return float(f"{value:.{_COST_DIGITS}g}") if isinstance(value, float) else rounded(value)

@@ -17,6 +17,7 @@ from steptime._notices import Basis, Caveat, Notices
 from steptime._report.answers import scalars, table_of
 from steptime._report.json import SCHEMA_VERSION, Document
 from steptime._report.words import time_ms
+from steptime.errors import printable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 PLATFORM, VARIANT = "platform", "variant"
 _NUMBERS = re.compile(r"\d[\d.,]*")
+# A spreadsheet takes a cell that begins so for a formula.
+_FORMULA = ("=", "+", "-", "@")
 # Values of a setting that a line about several variants names.
 _VALUES_NAMED = 6
 
@@ -300,8 +303,16 @@ def csv_of(rows: Sequence[Document]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
     return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """Keep names from being formulas in a spreadsheet or escapes on a terminal."""
+    if not isinstance(value, str):
+        return value
+    shown = printable(value)
+    return f"'{shown}" if shown.startswith(_FORMULA) else shown
 
 
 def settings_words(settings: Mapping[str, Any]) -> str:
