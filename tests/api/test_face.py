@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import cache
@@ -208,3 +209,31 @@ def test_old_names_work_and_say_what_to_use() -> None:
     for name in ("simulate", "steady"):
         with pytest.warns(DeprecationWarning):
             assert callable(getattr(steptime, name))
+
+
+def test_a_mapping_with_the_keys_of_a_config_is_that_config() -> None:
+    values = tomllib.loads(Path(SMALL).read_text(encoding="utf-8"))
+    by_mapping, by_file = steptime.predict(values, MACHINE).to_dict(), small().to_dict()
+    assert by_mapping["step_time_ms"] == by_file["step_time_ms"]
+    assert by_mapping["memory"] == by_file["memory"]
+    assert steptime.read(values).varied(batch=512).description.batch == 512
+
+
+@pytest.mark.parametrize("source", [None, [], 3, [None], {}])
+def test_a_source_of_another_kind_is_refused_in_a_line(source: Any) -> None:
+    with pytest.raises(steptime.InputError, match=r"nothing to read; expected a path|'kind' is missing"):
+        steptime.predict(source, MACHINE)
+
+
+def test_a_batch_in_words_and_memory_below_a_byte_are_refused() -> None:
+    with pytest.raises(steptime.InputError, match="batch is '16'; expected a whole number"):
+        steptime.predict(SMALL, MACHINE, batch="16")  # type: ignore[arg-type]
+    with pytest.raises(steptime.InputError, match="-1: expected bytes, 1 or more"):
+        steptime.predict(SMALL, MACHINE, memory_bytes=-1)
+    with pytest.raises(steptime.InputError, match=r"train\.py: `plan` takes a Transformer config"):
+        steptime.plan("train.py", MACHINE)
+
+
+def test_what_a_step_costs_keeps_its_digits_however_cheap_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    cost = printed(capsys, "predict", SMALL, "--platform", MACHINE, "--price", "0.0001")["cost_per_step"]
+    assert cost == pytest.approx(0.0001 * 2 * small().step_time_ms / 3.6e6, rel=1e-5)

@@ -144,6 +144,15 @@ def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
         run(["predict", str(EXAMPLE)])
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["predict", "--platform", "1xa100", "--platform=1xh100"], ["sweep", "--platform", "1xa100", "--platform", "1xh100"]],
+)
+def test_an_option_of_one_value_is_given_once(words: list[str], capsys: Captured) -> None:
+    assert run([words[0], str(EXAMPLE), *words[1:]]) == 2
+    assert "--platform is given 2 times; give it once" in capsys.readouterr().err
+
+
 def test_a_reader_that_leaves_early_is_no_failure() -> None:
     with subprocess.Popen(
         process("replay", str(EXAMPLE)), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _LOOKED_AT = 1 << 12
 _ANSWER = (b'"step_time_ms"', b'"best"', b'"variants"')
 _MOST_ITEMS = 10_000
+# Keys of which a config has one, and an answer none.
+_CONFIG_KEYS = {"kind", "layers", "tables"}
 
 
 def compare(
@@ -70,7 +72,7 @@ def _items(
         yield Item.of(source.workload.name or "prediction", source)
     elif isinstance(source, Predictions):
         yield from (Item(each.settings, each.document, source="sweep") for each in source.variants)
-    elif isinstance(source, Mapping):
+    elif isinstance(source, Mapping) and not _CONFIG_KEYS.intersection(source):
         yield from _of_document(source, "answer")
     elif isinstance(source, str | Path) and _is_answer(Path(source)):
         yield from _of_document(read_json(Path(source), "an answer of steptime"), str(source))
@@ -91,7 +93,7 @@ def _items(
 def _called(source: Source, workload: Workload) -> str:
     if isinstance(source, str | Path):
         return str(source)
-    if isinstance(source, Workload) or callable(source):
+    if isinstance(source, Workload | Mapping) or callable(source):
         return workload.name or "workload"
     return " ".join(map(str, source))
 

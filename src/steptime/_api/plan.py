@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from steptime._api.predict import calibration_for, platform_for, platform_ranks
+from steptime._api.predict import calibration_for, checked_memory, platform_for, platform_ranks
 from steptime._build.config import Config, read_config
 from steptime._build.config_values import Overrides
 from steptime._build.transformer.config import Transformer
@@ -31,7 +31,7 @@ _SEARCHED = ("ranks", "gradient_accumulation", "recompute", "checkpointing")
 
 
 def plan(
-    model: str | Path | Transformer,
+    model: str | Path | Mapping[str, Any] | Transformer,
     platform: str | Path | Platform,
     *,
     gpus: int | None = None,
@@ -92,23 +92,36 @@ def plan(
     return Planned(found, best, compared(found), limit)
 
 
-def _model(model: str | Path | Transformer, batch: int | None, settings: Mapping[str, Any]) -> Transformer:
+def _model(model: str | Path | Mapping[str, Any] | Transformer, batch: int | None, settings: Mapping[str, Any]) -> Transformer:
     """The model without a layout of its own."""
     layout = next((key for key in settings if key in _SEARCHED or key.partition(".")[0] == "parallel"), None)
     if layout is not None:
         raise InputError(f"{layout} is set, and `plan` searches layouts; bound the search by --fsdp, --tensor and the like")
+    where = "the config" if isinstance(model, Mapping) else str(model)
     if isinstance(model, Transformer):
         if settings:
             raise InputError(f"{model.title}: settings are of a config's file; change the Transformer itself")
         config: Config = model
     else:
         # A batch need not suit the layout that the file has.
-        overrides = Overrides.of(model, batch, settings=settings)
-        config, batch = read_config(Path(model), replace(overrides, batch=None)), overrides.batch
+        source = model if isinstance(model, Mapping) else _config_path(model)
+        overrides = Overrides.of(where, batch, settings=settings)
+        config, batch = read_config(source, replace(overrides, batch=None)), overrides.batch
     if not isinstance(config, Transformer):
-        raise InputError(f"{model}: `plan` shares Transformers among GPUs; tables of a DLRM are placed by `steptime shard`")
+        raise InputError(f"{where}: `plan` shares Transformers among GPUs; tables of a DLRM are placed by `steptime shard`")
     alone = replace(config, parallel=Parallelism(), gradient_accumulation=1)
     return alone if batch is None else alone.with_batch(batch)
+
+
+def _config_path(model: str | Path) -> Path:
+    """Refuse files of other kinds in words of `plan`."""
+    path = Path(model)
+    if path.suffix in (".toml", ".csv", ".json"):
+        return path
+    raise InputError(
+        f"{path}: `plan` takes a Transformer config (.toml, docs/configs.md), whose layouts it compares; `steptime predict` "
+        "takes scripts and recordings"
+    )
 
 
 def _limit(machine: Platform, memory_bytes: int | None, headroom: float) -> int:
@@ -116,6 +129,5 @@ def _limit(machine: Platform, memory_bytes: int | None, headroom: float) -> int:
     there = machine.device.limits.rank_memory_bytes
     if not 0.0 <= headroom < 1.0:
         raise InputError(f"--headroom {headroom:g}: expected a share from 0 to below 1")
-    if memory_bytes is not None and memory_bytes < 1:
-        raise InputError(f"--memory {memory_bytes}: expected bytes, 1 or more")
+    checked_memory(memory_bytes)
     return int((there if memory_bytes is None else min(memory_bytes, there)) * (1.0 - headroom))

@@ -66,6 +66,7 @@ def predict(
     `torch.compile` ("default", "reduce-overhead"): the answer is the compiled step, with what compiling brings (`compiling`).
     """
     checked_price(price)
+    checked_memory(memory_bytes)
     mode = None if compile is None else checked_mode(compile)
     changes = parse_all(what_if)
     workload = read(source, batch=batch, ranks=ranks, plan=plan, settings=settings, platform_ranks=platform_ranks(platform))
@@ -162,6 +163,13 @@ def platform_for(
     named = [None if each is None else str(each) for each in (device, host, fabric)]
     chosen = parts.swapped(ranks=ranks if fits else None, device=named[0], host=named[1], fabric=named[2])
     return platform if isinstance(platform, Platform) and chosen == parts else Platform.of(chosen)
+
+
+def checked_memory(memory_bytes: int | None) -> int | None:
+    """Return what a rank may use, if it makes sense."""
+    if memory_bytes is not None and (type(memory_bytes) is not int or memory_bytes < 1):
+        raise InputError(f"--memory {memory_bytes}: expected bytes, 1 or more")
+    return memory_bytes
 
 
 def platform_ranks(platform: str | Path | Platform | None) -> int | None:

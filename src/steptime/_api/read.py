@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steptime._build.config_values import shortened
 from steptime._program.load import load
 from steptime._program.workload import Progress, Workload, fixed
 from steptime.errors import InputError
@@ -17,7 +18,7 @@ from steptime.errors import InputError
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    Source: TypeAlias = str | Path | Sequence[str | Path] | Callable[..., Any] | Workload
+    Source: TypeAlias = str | Path | Sequence[str | Path] | Mapping[str, Any] | Callable[..., Any] | Workload
 
 
 # A dotted module or the path of a Python file, a colon, the name of a function in it.
@@ -43,13 +44,13 @@ def read(
     """The workload behind a source.
 
     `source` is the path of recordings (a file, folder or archive; a list of paths for several), of a saved workload, of a
-    config or of a sharding task (`.toml`, `.csv`, `.json`); a training script ("train.py") or a function as "module:function",
-    "file.py:function" or the function itself, which is captured without a GPU (in a list, what follows a script or function is
-    its arguments); or a workload, which is taken as it is. `batch` (global) and `ranks` change a config or a function, `ranks`
-    a script too, which may run for `limit_s`. `plan` is the file of a plan of a DLRM's tables, as `steptime shard` or TorchRec
-    writes it. `settings` are keys of a config with other values than its file has, dotted: `{"parallel.fsdp": 8}`; None takes a
-    key away. A sharding task that names no ranks, or a script or function that
-    joins a process group, is for `platform_ranks`. `progress` is told the name and the
+    config or of a sharding task (`.toml`, `.csv`, `.json`); the keys and values of a config as a mapping; a training script
+    ("train.py") or a function as "module:function", "file.py:function" or the function itself, which is captured without a GPU
+    (in a list, what follows a script or function is its arguments); or a workload, which is taken as it is. `batch` (global)
+    and `ranks` change a config or a function, `ranks` a script too, which may run for `limit_s`. `plan` is the file of a plan
+    of a DLRM's tables, as `steptime shard` or TorchRec writes it. `settings` are keys of a config with other values than its
+    file has, dotted: `{"parallel.fsdp": 8}`; None takes a key away. A sharding task that names no ranks, or a script or
+    function that joins a process group, is for `platform_ranks`. `progress` is told the name and the
     bytes read so far of long recordings.
     """
     if isinstance(source, Workload):
@@ -57,26 +58,42 @@ def read(
     if callable(source):
         _check_unset(str(getattr(source, "__qualname__", "the function")), settings)
         return capture(source, batch=batch, ranks=ranks or 1)
-    texts = [str(source)] if isinstance(source, str | Path) else [str(each) for each in source]
-    if not texts:
-        raise InputError("nothing to read: give a path, a config, a training script, module:function or a function")
+    texts = [] if isinstance(source, Mapping) else named_in(source)
+    config = source if isinstance(source, Mapping) else config_file(texts)
+    if config is not None:
+        from steptime._shard.configs import configured_in
+
+        file = None if plan is None else Path(plan)
+        return configured_in(config, batch=batch, ranks=ranks, plan=file, platform_ranks=platform_ranks, settings=settings)
     text, paths = texts[0], [Path(each) for each in texts]
     if runs_code(text):
         _check_unset(text, settings)
         if plan is not None:
             raise InputError(f"{text}: places its tables itself; a plan goes with a DLRM config or a sharding task")
         return _of_code(text, texts[1:], batch, ranks, platform_ranks, limit_s)
-    if len(paths) == 1 and is_config(paths[0]):
-        from steptime._shard.configs import configured_in
-
-        file = None if plan is None else Path(plan)
-        return configured_in(paths[0], batch=batch, ranks=ranks, plan=file, platform_ranks=platform_ranks, settings=settings)
     if plan is not None:
         raise InputError(f"{text}: has no tables that the plan {plan} could place; give a DLRM config or a sharding task")
     _check_unset(text, settings)
     if batch is not None or ranks is not None:
         raise InputError(f"{text}: {fixed(batch, ranks)}")
     return load(paths, progress=progress)
+
+
+def named_in(source: str | Path | Sequence[str | Path]) -> list[str]:
+    """List the paths of a source, or a script or function and its arguments."""
+    names: object = [source] if isinstance(source, str | Path) else source
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(each, str | Path) for each in names):
+        raise InputError(
+            f"{shortened(source)}: nothing to read; expected a path, a config (a file or a mapping), a training script, "
+            "module:function or a function"
+        )
+    return [str(each) for each in names]
+
+
+def config_file(names: Sequence[str]) -> Path | None:
+    """Return the one config that is named; None where something else is."""
+    single = len(names) == 1 and not runs_code(names[0]) and is_config(Path(names[0]))
+    return Path(names[0]) if single else None
 
 
 def _check_unset(source: str, settings: Mapping[str, Any] | None) -> None:

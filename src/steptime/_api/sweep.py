@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from steptime._api.compiling import as_compiled
 from steptime._api.predict import platform_for, platform_ranks, predict
-from steptime._api.read import is_config, read, runs_code
+from steptime._api.read import config_file, named_in, read, runs_code
 from steptime._fuse.compiled import checked_mode
 from steptime._lookups.workload import WorkloadLookups
 from steptime._platforms.calibration import Calibration
@@ -139,17 +139,17 @@ class _Job:
         points: Sequence[SweepPoint],
     ) -> None:
         self.objects, self.prices, self.strict, self.profiled = objects, prices, strict, profiled
-        self.config = _config_of(source)
+        names = [] if isinstance(source, Workload | Mapping) or callable(source) else named_in(source)
+        self.config = config_file(names)  # other processes read it themselves
         first = objects.get(("platform", platforms[0]), platforms[0])
         self._last: tuple[str, Workload] | None = None
-        self.workload = None if self.config is not None else self._first(source, points, platform_ranks(first))
+        self.workload = None if self.config is not None else self._first(source, names, points, platform_ranks(first))
         self._machines: dict[str, Platform] = {}
         self._done = 0
 
-    def _first(self, source: Source, points: Sequence[SweepPoint], ranks: int | None) -> Workload:
+    def _first(self, source: Source, names: Sequence[str], points: Sequence[SweepPoint], ranks: int | None) -> Workload:
         """What others are made from. Code runs as the first point has it: some does not run as one rank, or takes no batch."""
-        named = _named(source)
-        if not callable(source) and not (named and runs_code(named[0])):
+        if not callable(source) and not (names and runs_code(names[0])):
             return read(source, platform_ranks=ranks)
         options = self.options(points[0])
         common = {name: options[name] for name in ("batch", "ranks") if all(name in point.settings for point in points)}
@@ -310,20 +310,6 @@ def _texts(value: Any) -> Iterator[str]:
         yield value
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from _texts(each)
-
-
-def _config_of(source: Source) -> Path | None:
-    """The file of a config, which other processes read themselves; None where the source is something else."""
-    texts = _named(source)
-    single = len(texts) == 1 and not runs_code(texts[0])
-    return Path(texts[0]) if single and is_config(Path(texts[0])) else None
-
-
-def _named(source: Source) -> list[str]:
-    """What a source is called on a command line; nothing where it is an object."""
-    if isinstance(source, Workload) or callable(source):
-        return []
-    return [str(source)] if isinstance(source, str | Path) else [str(each) for each in source]
 
 
 def _several(value: Any) -> list[Any]:

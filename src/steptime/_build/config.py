@@ -1,4 +1,4 @@
-"""`read_config`: a model from a file, of whichever kind it says it is; `configured`: its workload."""
+"""`read_config`: a model from a file or a mapping, of whichever kind it is; `configured`: its workload."""
 
 from __future__ import annotations
 
@@ -18,20 +18,27 @@ from steptime._program.workload import Workload
 from steptime.errors import InputError
 
 Config = DlrmConfig | Transformer
+ConfigSource = Path | Mapping[str, Any]
+"""A config's file, or its keys and values as they would stand in one."""
 
 
-def read_config(path: Path, overrides: Overrides | None = None) -> Config:
-    """The model in a file. One that does not say what it is, is a DLRM if it has tables and a Transformer if it has layers."""
+def read_config(source: ConfigSource, overrides: Overrides | None = None) -> Config:
+    """Read a model. One that does not say its kind is a DLRM if it has tables and a Transformer if it has layers."""
     overrides = overrides or Overrides()
-    if path.suffix != ".toml":
-        return read_dlrm_config(path, overrides)
-    values = read_toml(path)
+    if isinstance(source, Mapping):
+        return _config_of(source, "the config", "config", Path(), overrides)
+    if source.suffix != ".toml":
+        return read_dlrm_config(source, overrides)
+    return _config_of(read_toml(source), str(source), source.stem, source.parent, overrides)
+
+
+def _config_of(values: Mapping[str, Any], where: str, name: str, folder: Path, overrides: Overrides) -> Config:
     evident = DLRM if "tables" in values else TRANSFORMER if "layers" in values else ""
     if "kind" not in values and not evident:
-        raise InputError(f'{path}: \'kind\' is missing; expected kind = "{DLRM}" or kind = "{TRANSFORMER}"')
-    if Values(values, str(path)).choice("kind", (DLRM, TRANSFORMER), evident) == DLRM:
-        return dlrm_of(values, str(path), path.parent, overrides)
-    return Transformer.from_dict(with_overrides({"name": path.stem, **values}, overrides, str(path)), str(path))
+        raise InputError(f'{where}: \'kind\' is missing; expected kind = "{DLRM}" or kind = "{TRANSFORMER}"')
+    if Values(values, where).choice("kind", (DLRM, TRANSFORMER), evident) == DLRM:
+        return dlrm_of(values, where, folder, overrides)
+    return Transformer.from_dict(with_overrides({"name": name, **values}, overrides, where), where)
 
 
 def read_dlrm_config(path: Path, overrides: Overrides) -> DlrmConfig:

@@ -92,7 +92,8 @@ class Overrides:
                 raise InputError(f"{where}: {name} is {option} and is set to {shortened(also)}; give one of the two")
             value = also if option is None else option
             if value is not None and (type(value) is not int or value < 1):
-                raise InputError(f"{where}: {name} is {shortened(value)}; expected 1 or more")
+                expected = "1 or more" if isinstance(value, int | float) else "a whole number of 1 or more"
+                raise InputError(f"{where}: {name} is {shortened(value)}; expected {expected}")
             if value is not None and value > most:
                 raise InputError(f"{where}: {name} is {shortened(value)}; expected at most {most}")
             found[name] = value

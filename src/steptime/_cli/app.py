@@ -17,6 +17,7 @@ from steptime._cli.calibrate import calibrate
 from steptime._cli.compare import WithOwnArguments, compare
 from steptime._cli.completion import VARIABLE, complete
 from steptime._cli.explore import explore
+from steptime._cli.parsing import SteptimeCommand
 from steptime._cli.plan import plan
 from steptime._cli.platforms import fabric, platforms
 from steptime._cli.shard import shard
@@ -38,6 +39,9 @@ app = typer.Typer(
     name="steptime",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=None
+    if LAB_INSTALLED
+    else f"{', '.join(LAB_COMMANDS)}: part of the lab, which is not installed (pip install ./lab).",
 )
 
 
@@ -58,7 +62,7 @@ def steptime(
 
 
 for _command in (predict, replay, inspect, capture, platforms, fabric, shard, plan, sweep, compare, explore, whatif, diff):
-    app.command(cls=WithOwnArguments if _command is compare else None)(_command)
+    app.command(cls=WithOwnArguments if _command is compare else SteptimeCommand)(_command)
 
 
 def lab_commands() -> dict[str, Callable[..., None]]:
@@ -83,7 +87,7 @@ _AS_GIVEN = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opt
 app.command(context_settings=_AS_GIVEN, add_help_option=False)(calibrate)
 for _name, _command in lab_commands().items():
     if _name in _OWN_OPTIONS or not LAB_INSTALLED:
-        app.command(_name, context_settings=_AS_GIVEN, add_help_option=False)(_command)
+        app.command(_name, context_settings=_AS_GIVEN, add_help_option=False, hidden=not LAB_INSTALLED)(_command)
     else:
         app.command(_name)(_command)
 

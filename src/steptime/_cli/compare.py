@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Context, Option
-from typer.core import TyperCommand
 
 from steptime._cli.output import CalibrationFile, Json, Price, Profiled, announce, input_files, show
+from steptime._cli.parsing import SteptimeCommand
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 AFTER = "steptime.after"  # how many arguments follow after --
 
 
-class WithOwnArguments(TyperCommand):
+class WithOwnArguments(SteptimeCommand):
     """A command of several answers: what follows after -- are arguments of those that are scripts."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

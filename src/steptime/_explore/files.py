@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from steptime._build.config import read_config
@@ -36,15 +38,15 @@ def without_config(subject: Subject) -> str:
 
 def _values(build: BuildConfig) -> dict[str, Any]:
     overrides = Overrides(build.batch, build.ranks, build.platform_ranks or 1, build.settings)
-    config = read_config(build.path, overrides)
+    config, source = read_config(build.source, overrides), build.source
     if isinstance(config, Transformer):
         return config.to_dict()
-    if build.path.suffix == ".csv":
-        raise InputError(f"{build.path}: a list of tables has no keys to write; copy the command instead")
-    read = read_toml(build.path) if build.path.suffix == ".toml" else read_json(build.path, "a DLRM config")
-    if not isinstance(read, dict):
-        raise InputError(f"{build.path}: a list of tables has no keys to write; copy the command instead")
-    values = applied(read, build.settings, dlrm_keys(), str(build.path))
+    read: Any = source
+    if isinstance(source, Path) and source.suffix != ".csv":
+        read = read_toml(source) if source.suffix == ".toml" else read_json(source, "a DLRM config")
+    if not isinstance(read, Mapping):
+        raise InputError(f"{source}: a list of tables has no keys to write; copy the command instead")
+    values = applied(read, build.settings, dlrm_keys(), build.where)
     for key, value in (("batch", build.batch), ("ranks", build.ranks)):
         if value is not None:
             values[key] = value

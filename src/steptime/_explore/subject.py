@@ -65,7 +65,7 @@ class Subject:
         build = self.workload.rebuild
         if not isinstance(build, BuildConfig):
             return None
-        return read_config(build.path, Overrides(platform_ranks=build.platform_ranks or 1))
+        return read_config(build.source, Overrides(platform_ranks=build.platform_ranks or 1))
 
     @cached_property
     def controls(self) -> dict[str, Control]:
@@ -86,17 +86,17 @@ class Subject:
         build = self.workload.rebuild
         if not isinstance(self.config, DlrmConfig) or not isinstance(build, BuildConfig) or build.plan is not None:
             return False
-        others = [read_config(build.path, Overrides(platform_ranks=count)) for count in (1, 2)]
+        others = [read_config(build.source, Overrides(platform_ranks=count)) for count in (1, 2)]
         first, second = (each.ranks for each in others if isinstance(each, DlrmConfig))
         return first is None or first != second
 
     def _no_keys(self) -> str:
         """Why the keys of a file cannot be set: a list of tables has none."""
         build = self.workload.rebuild
-        if not isinstance(build, BuildConfig) or build.path.suffix == ".toml":
+        if not isinstance(build, BuildConfig) or _has_keys(build):
             return ""
         try:
-            read_config(build.path, Overrides(platform_ranks=build.platform_ranks or 1, settings={"loss": "bce"}))
+            read_config(build.source, Overrides(platform_ranks=build.platform_ranks or 1, settings={"loss": "bce"}))
         except InputError:
             return "a list of tables has no keys to change; give a config"
         return ""
@@ -254,6 +254,10 @@ def changes_of(values: Values) -> list[str]:
 def _written(value: object) -> str:
     """A value as `--set` takes it."""
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _has_keys(build: BuildConfig) -> bool:
+    return isinstance(build.source, Mapping) or build.source.suffix == ".toml"
 
 
 def _forget(remembered: dict[tuple[Any, ...], Any]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from steptime._build.config import configured, read_config
+from steptime._build.config import ConfigSource, configured, read_config
 from steptime._build.config_values import Overrides
 from steptime._build.dlrm.config import DlrmConfig
 from steptime._build.dlrm.constraints import Constraints
@@ -23,7 +23,7 @@ USUAL_RULE = "size_lookup_greedy"
 
 
 def configured_in(
-    path: Path,
+    source: ConfigSource,
     *,
     batch: int | None = None,
     ranks: int | None = None,
@@ -31,18 +31,18 @@ def configured_in(
     platform_ranks: int | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Workload:
-    """The workload of the config in a file, with other values of its keys, on other ranks or by the plan of a file.
+    """The workload of a config, with other values of its keys, on other ranks or by the plan of a file.
 
     A DLRM or a list of tables that says of no ranks takes all of the platform's.
     """
-    return BuildConfig(path, plan, platform_ranks)(batch=batch, ranks=ranks, settings=settings)
+    return BuildConfig(source, plan, platform_ranks)(batch=batch, ranks=ranks, settings=settings)
 
 
 @dataclass(frozen=True)
 class BuildConfig:
     """Builds the workload of a config, with any values of its keys and on any ranks that it allows."""
 
-    path: Path
+    source: ConfigSource
     plan: Path | None = None
     platform_ranks: int | None = None
     batch: int | None = None
@@ -52,7 +52,7 @@ class BuildConfig:
     def __call__(
         self, *, batch: int | None = None, ranks: int | None = None, settings: Mapping[str, Any] | None = None
     ) -> Workload:
-        given = Overrides.of(self.path, batch, ranks, self.platform_ranks, settings)
+        given = Overrides.of(self.where, batch, ranks, self.platform_ranks, settings)
         chosen = replace(
             self,
             batch=self.batch if given.batch is None else given.batch,
@@ -61,11 +61,16 @@ class BuildConfig:
         )
         return replace(chosen._workload(), rebuild=chosen)
 
+    @property
+    def where(self) -> str:
+        """Name the config in messages."""
+        return "the config" if isinstance(self.source, Mapping) else str(self.source)
+
     def _workload(self) -> Workload:
-        config = read_config(self.path, Overrides(self.batch, self.ranks, self.platform_ranks or 1, self.settings))
+        config = read_config(self.source, Overrides(self.batch, self.ranks, self.platform_ranks or 1, self.settings))
         if isinstance(config, Transformer):
             if self.plan is not None:
-                raise InputError(f"{self.path}: a Transformer has no tables to place; leave the plan {self.plan} out")
+                raise InputError(f"{self.where}: a Transformer has no tables to place; leave the plan {self.plan} out")
             return configured(config)
         if config.ranks is None:
             config = replace(config, ranks=self.platform_ranks)
