@@ -166,7 +166,7 @@ def test_what_does_not_divide_names_what_does() -> None:
 
 def test_what_a_stage_receives_takes_memory_from_then_on_and_not_before_the_step() -> None:
     hidden = 2 * 48 * 64 * 2  # bytes of a micro-batch between stages, and of no weight
-    for program in build(replace(GPT, sequence=48, parallel=Parallelism(pipeline=2))).programs:
+    for program in build(replace(GPT, states="bf16", sequence=48, parallel=Parallelism(pipeline=2))).programs:
         same = [each for each in storages(program, reference_device()) if each.nbytes == hidden]
         assert same
         assert not any(each.stays for each in same)

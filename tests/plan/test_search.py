@@ -14,10 +14,13 @@ from tests.api.answer_schema import wrong_in
 import steptime
 from steptime._build.config import read_config
 from steptime._build.transformer.config import Transformer
+from steptime._build.transformer.parallelism import Parallelism
 from steptime._cli import main
 from steptime._plan.search import front_of
+from steptime._plan.space import layouts_of
 from steptime._report.plan import Planned
 from steptime._report.plan_text import sure_words
+from steptime._report.words import numerics_words
 from steptime.errors import InputError
 
 MODEL = Transformer(
@@ -102,14 +105,37 @@ def test_a_winner_that_barely_fits_names_the_fastest_that_has_room(planned: Plan
     assert str(roomy.layout) in sure_words(tight)
 
 
-def test_layouts_that_keep_state_in_other_precisions_are_not_compared_in_silence(planned: Planned) -> None:
-    by_state = {each.layout.of(MODEL).state_dtype: each for each in planned.found.played}
-    assert set(by_state) == {"bfloat16", "float32"}  # whole replicas, and shards
-    assert planned.comparison is not None
-    for second in by_state.values():
-        other = replace(planned, comparison=replace(planned.comparison, second=second))
-        differ = planned.found.best.layout.of(MODEL).state_dtype != second.layout.of(MODEL).state_dtype
-        assert any("train differently" in warning for warning in other.notices.warnings) == differ
+def test_layouts_are_compared_in_equal_precisions_and_the_answer_says_them(planned: Planned, tmp_path: Path) -> None:
+    layouts = [each.layout for each in planned.found.played]
+    assert {each.parallel.fsdp > 1 for each in layouts} == {True, False}  # shards, and whole replicas
+    mixed = {
+        "products": "bf16", "parameters": "bf16", "sums_of_gradients": "fp32", "master_weights": "fp32",
+        "optimizer_states": "fp32",
+    }  # fmt: skip
+    assert all(each.of(MODEL).numerics == mixed for each in layouts)
+    assert planned.to_dict()["numerics"] == mixed
+    assert steptime.predict(planned_file(planned, tmp_path), PLATFORM).to_dict()["numerics"] == mixed
+    assert tomllib.loads(planned.config())["states"] == "fp32"
+    page = tmp_path / "numerics.html"
+    planned.html(page)
+    assert numerics_words(mixed) in page.read_text(encoding="utf-8")
+
+
+def test_precisions_that_a_config_says_are_those_of_every_layout() -> None:
+    pure = replace(MODEL, states="bf16")
+    narrow = replace(MODEL, parallel=Parallelism(grad_reduce_in_fp32=False))
+    for model in (pure, narrow):
+        assert {tuple(each.of(model).numerics.values()) for each in layouts_of(model, 4).layouts} == {
+            tuple(model.numerics.values())
+        }
+
+
+def test_vocabularies_are_padded_alike_in_every_layout() -> None:
+    odd = replace(MODEL, vocabulary=2001)
+    rows = {each.parallel.tensor: each.of(odd).vocabulary_rows for each in layouts_of(odd, 4).layouts}
+    assert rows == {1: 2048, 2: 2048, 4: 2048}
+    own = replace(odd, pad_vocab=64)
+    assert {each.of(own).vocabulary_rows for each in layouts_of(own, 4).layouts if each.parallel.tensor == 1} == {2048}
 
 
 def test_json_has_the_keys_that_are_promised(planned: Planned) -> None:

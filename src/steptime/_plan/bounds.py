@@ -15,7 +15,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from steptime._build.emit.gradients import BUCKET_BYTES
+from steptime._build.emit.gradients import BUCKET_BYTES, IN_PLACE_BUCKET
 from steptime._build.emit.writer import DATA, FSDP
 from steptime._build.transformer.config import Transformer
 from steptime._build.transformer.parallelism import Parallelism, groups_of
@@ -31,7 +31,6 @@ from steptime._units import dtype_bytes
 PIPELINE = "pipeline"
 # Stages are gone through pass by pass where a step without any waiting is less than so many times the shortest.
 _WORTH_PLAYING = 1.5
-_REDUCED_BYTES = 4  # FSDP reduces gradients in fp32
 
 
 @dataclass(frozen=True)
@@ -178,17 +177,17 @@ class Bounds:
         """To gather a unit of FSDP, to reduce its gradients, and then to sum them over copies."""
         parallel, wires = layout.parallel, self.wires
         gathered = wires.ns("all_gather", elements * dtype_bytes(self.model.dtype), parallel, FSDP)
-        reduced = wires.ns("reduce_scatter", elements * _REDUCED_BYTES, parallel, FSDP)
-        shard = elements * _REDUCED_BYTES / (parallel.fsdp * parallel.context)
+        reduced = wires.ns("reduce_scatter", elements * self._reduced_bytes, parallel, FSDP)
+        shard = elements * self._reduced_bytes / (parallel.fsdp * parallel.context)
         return gathered, reduced, wires.ns("all_reduce", shard, parallel, DATA)
 
     def _copied_ns(self, layout: ModelLayout, elements: float) -> tuple[float, float]:
         """Of copies of the model: to sum or scatter gradients bucket by bucket, and to gather parameters where ZeRO does."""
         parallel, wires, width = layout.parallel, self.wires, dtype_bytes(self.model.dtype)
         bucket = min(self._bucket(layout), elements)
+        reduced = wires.ns("reduce_scatter" if parallel.zero else "all_reduce", bucket * self._reduced_bytes, parallel, DATA)
         if not parallel.zero:
-            return elements / bucket * wires.ns("all_reduce", bucket * width, parallel, DATA), 0.0
-        reduced = wires.ns("reduce_scatter", bucket * self._gradient_bytes(parallel), parallel, DATA)
+            return elements / bucket * reduced, 0.0
         return elements / bucket * reduced, elements / bucket * wires.ns("all_gather", bucket * width, parallel, DATA)
 
     def _last_ns(self, layout: ModelLayout) -> float:
@@ -196,19 +195,21 @@ class Bounds:
         parallel, wires = layout.parallel, self.wires
         if parallel.fsdp > 1 or parallel.data * parallel.context == 1:
             return 0.0
-        kind, width = ("reduce_scatter", self._gradient_bytes(parallel)) if parallel.zero else ("all_reduce", 0)
-        return wires.ns(kind, self._bucket(layout) * (width or dtype_bytes(self.model.dtype)), parallel, DATA)
+        kind = "reduce_scatter" if parallel.zero else "all_reduce"
+        return wires.ns(kind, self._bucket(layout) * self._reduced_bytes, parallel, DATA)
 
     def _bucket(self, layout: ModelLayout) -> float:
         """Elements of a bucket of gradients: a parameter that is larger has one of its own."""
         parallel, largest = layout.parallel, self.sizes[LayerKey.of(layout).shared].largest
         if parallel.zero:
             return max(least_bucket(parallel.data * parallel.context), largest)
-        return max(BUCKET_BYTES / dtype_bytes(self.model.dtype), largest)
+        in_place = self.model.reduce_dtype != self.model.dtype
+        return max(IN_PLACE_BUCKET if in_place else BUCKET_BYTES / dtype_bytes(self.model.dtype), largest)
 
-    def _gradient_bytes(self, parallel: Parallelism) -> int:
-        """Of an element, where ZeRO scatters them."""
-        return _REDUCED_BYTES if parallel.grad_reduce_in_fp32 else dtype_bytes(self.model.dtype)
+    @property
+    def _reduced_bytes(self) -> int:
+        """Of an element of a gradient that ranks sum."""
+        return dtype_bytes(self.model.reduce_dtype)
 
     def _sent_ns(self, layout: ModelLayout) -> float:
         """From a stage to the next."""

@@ -87,7 +87,7 @@ class LayerKey:
 @cache
 def _within_layers(parallel: Parallelism) -> Parallelism:
     """What ranks share of a layer itself; those that hold its experts are there too."""
-    names = ("tensor", "context", "expert", "sequence", "context_exchange", "expert_tensor")
+    names = ("tensor", "context", "expert", "sequence", "context_exchange", "expert_tensor", "grad_reduce_in_fp32")
     together = parallel.tensor * parallel.context // parallel.expert_tensor
     kept: dict[str, Any] = {name: getattr(parallel, name) for name in names}
     return Parallelism(data=max(1, parallel.expert // together), **kept)

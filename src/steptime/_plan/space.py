@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from typing import Any
 
-from steptime._build.transformer.config import Transformer
+from steptime._build.transformer.config import VOCABULARY_MULTIPLE, Transformer
 from steptime._build.transformer.parallelism import Parallelism, divisors
 from steptime._build.transformer.recompute import FULL, NONE, OPS, SELECTIVE
 from steptime.errors import InputError
@@ -45,6 +45,8 @@ class ModelLayout:
             again |= {"recompute_layers": 0, "recompute_every": 1}
         if self.recompute != OPS:
             again["recompute_keeps"] = ()
+        # Megatron-LM pads the vocabulary on one rank as on several, so that layouts differ in nothing else.
+        again["pad_vocab"] = model.pad_vocab or VOCABULARY_MULTIPLE
         return replace(model, parallel=self.parallel, gradient_accumulation=max(parts, 1), **again)
 
     def to_dict(self) -> dict[str, int | bool | str | list[int]]:
@@ -150,7 +152,8 @@ def _parallelisms(model: Transformer, gpus: int, choices: Choices) -> Iterator[P
                 replicas = gpus // tensor // pipeline // context
                 for fsdp in choices.of("fsdp", divisors(replicas)):
                     if choices.data is None or replicas // fsdp in choices.data:
-                        shared = Parallelism(replicas // fsdp, fsdp, tensor, pipeline, context)
+                        wide = model.parallel.grad_reduce_in_fp32
+                        shared = Parallelism(replicas // fsdp, fsdp, tensor, pipeline, context, grad_reduce_in_fp32=wide)
                         yield from _variants(model, shared, choices)
 
 

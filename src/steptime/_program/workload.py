@@ -30,6 +30,7 @@ class Description:
     batch: int | None = None  # samples of all ranks in one step
     sequence: int | None = None  # tokens of a sample
     precision: str | None = None
+    numerics: Mapping[str, str] | None = None  # what is computed, kept and exchanged -> in which precision
     parallelism: Mapping[str, int] | None = None  # kind -> how many ways it divides the job, where more than one
     parameters: int | None = None  # of the whole model
     active_parameters: int | None = None  # those that a token meets: all but those of experts that it is not sent to

@@ -34,6 +34,7 @@ _INPUTS = (
     "batch",
     "sequence",
     "precision",
+    "numerics",
     "parallelism",
     "parameters",
     "power_cap_w",

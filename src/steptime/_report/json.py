@@ -71,6 +71,7 @@ def _asked(prediction: PredictedStep) -> Document:
         "batch": known.batch,
         "sequence": known.sequence,
         "precision": prediction.precision,
+        "numerics": None if known.numerics is None else dict(known.numerics),
         "parallelism": None if known.parallelism is None else dict(known.parallelism),
         "parameters": known.parameters,
         "active_parameters": known.active_parameters,

@@ -99,14 +99,6 @@ class Planned:
 
     def _warnings(self) -> Iterator[str]:
         found = self.found
-        if self.comparison is not None:
-            layouts = found.best.layout, self.comparison.second.layout
-            first, second = (each.of(found.model).state_dtype for each in layouts)
-            if first != second:
-                yield (
-                    f"the best layout keeps weights and optimiser state in {first}, the second in {second}: they train "
-                    "differently, and their speed alone is compared; fix one with --fsdp or --zero where that matters"
-                )
         if found.left:
             low, _, high = found.ratios
             yield (
@@ -159,6 +151,7 @@ def plan_document(planned: Planned) -> Document:
         "batch": model.batch,
         "sequence": model.sequence,
         "precision": model.precision,
+        "numerics": model.numerics,
         "memory_limit_bytes": planned.limit_bytes,
         "best": layouts[0],
         "layouts": layouts[:SHOWN],

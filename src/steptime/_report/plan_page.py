@@ -10,6 +10,7 @@ from steptime._report.html.summary import cost_facts, verdict_summary
 from steptime._report.plan import SHOWN, Planned
 from steptime._report.plan_text import (
     FRONT_NOTE,
+    alike_words,
     difference_cells,
     difference_words,
     front_cells,
@@ -60,6 +61,7 @@ def _summary(planned: Planned) -> Markup:
         "Batch": f"{found.model.batch:,}",
         "Sequence": f"{found.model.sequence:,}",
         "Precision": found.model.precision,
+        "Numerics": alike_words(planned),
     }
     verdict = planned.verdict
     room = {} if verdict.fit is None else {"Memory": verdict.fit.room}

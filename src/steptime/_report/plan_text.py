@@ -13,7 +13,7 @@ from steptime._report.cost import money
 from steptime._report.layout import print_heading, print_line, print_notices, print_numbers, print_section, print_title
 from steptime._report.plan import SHOWN, Planned
 from steptime._report.text import print_verdict
-from steptime._report.words import interval_words, percent, rate, size_words, time_ms, with_unit
+from steptime._report.words import interval_words, numerics_words, percent, rate, size_words, time_ms, with_unit
 from steptime._units import ms
 
 # Parts of a step, or of a difference, that are worth a word.
@@ -32,6 +32,7 @@ def print_plan(console: Console, planned: Planned) -> None:
     print_title(console, line)
     print_verdict(console, "Step time", planned.step_time_ms, planned.verdict, interval_words(*planned.interval_ms))
     print_line(console, "Speed", ", ".join(speed_words(planned, best)), spaced=False)
+    print_line(console, "Numerics", alike_words(planned), spaced=False)
     cost = planned.cost(best)
     if cost is not None:
         print_line(console, "Cost", cost.text, spaced=False)
@@ -61,6 +62,14 @@ def speed_words(planned: Planned, played: Played) -> list[str]:
     words = [f"{rate(planned.tokens_per_s(played))} tokens/s"]
     words += [] if played.mfu is None else [f"MFU {100 * played.mfu:.1f} %"]
     return words + ([] if played.energy_j is None else [f"{with_unit(played.energy_j, 'J')} a step"])
+
+
+def alike_words(planned: Planned) -> str:
+    """What all layouts have in common: precisions, and the vocabulary as it is padded."""
+    model = planned.found.model
+    padded = planned.found.best.layout.of(model).vocabulary_rows
+    vocabulary = f"; vocabulary padded to {padded:,}" if padded != model.vocabulary else ""
+    return f"{numerics_words(model.numerics)}, in all layouts{vocabulary}"
 
 
 def sure_words(planned: Planned) -> str:

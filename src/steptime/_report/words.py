@@ -121,6 +121,8 @@ def asked_facts(prediction: PredictedStep) -> Iterator[Fact]:
         yield Fact("Sequence", f"{known.sequence:,}", f"sequence {known.sequence:,}")
     if prediction.precision is not None:
         yield Fact("Precision", prediction.precision, prediction.precision)
+    if known.numerics is not None:
+        yield Fact("Numerics", numerics_words(known.numerics), "")
     if known.parallelism:
         ways = ", ".join(f"{kind} {count}" for kind, count in known.parallelism.items())
         yield Fact("Parallelism", ways, ways)
@@ -129,6 +131,17 @@ def asked_facts(prediction: PredictedStep) -> Iterator[Fact]:
     if known.active_parameters not in (None, known.parameters):
         active = quantity(known.active_parameters or 0)
         yield Fact("Active parameters", active, f"{active} of them active")
+
+
+def numerics_words(numerics: Mapping[str, str]) -> str:
+    """What is in which precision, as `bf16 products, parameters; fp32 master weights, optimizer states`."""
+    kinds: dict[str, list[str]] = {}
+    for kind, precision in numerics.items():
+        kinds.setdefault(precision, []).append(kind.replace("_", " "))
+    kinds.pop("none", None)
+    if len(kinds) == 1:
+        return f"all in {next(iter(kinds))}"
+    return "; ".join(f"{precision} {', '.join(names)}" for precision, names in kinds.items())
 
 
 def speed_facts(prediction: PredictedStep) -> Iterator[Fact]:
@@ -147,7 +160,8 @@ def speed_facts(prediction: PredictedStep) -> Iterator[Fact]:
 
 def fact_lines(prediction: PredictedStep) -> Iterator[tuple[str, str]]:
     """What was asked, where it runs, how fast that is, what it draws and costs: a title and words each."""
-    yield "Workload", ", ".join(fact.words for fact in asked_facts(prediction))
+    yield "Workload", ", ".join(fact.words for fact in asked_facts(prediction) if fact.words)
+    yield "Numerics", numerics_words(prediction.workload.description.numerics or {})
     yield "Machine", ", ".join(_machine(prediction))
     yield "Speed", ", ".join(fact.words for fact in speed_facts(prediction))
     yield "Power", "" if prediction.power is None else power_words(prediction.power)

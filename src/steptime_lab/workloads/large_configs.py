@@ -35,6 +35,7 @@ def as_config(case: Case) -> dict[str, Any] | None:
         "projections": "separate",
         "tied_head": False,
         "precision": case.precision,
+        "states": "bf16" if case.precision == "bf16" and "precision" not in config else "fp32",
         "optimizer": "adamw_fused" if config.get("optimizer") == "adamw-fused" else "adamw",
         "gradient_accumulation": config.get("micro_batches", 1),
         "parallel": parallel,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from steptime._build.emit.emitter import Emitter
 from steptime._build.emit.tape import Tape
 from steptime._build.emit.writer import group_names
-from steptime._build.transformer.config import KIND, Transformer
+from steptime._build.transformer.config import KIND, VOCABULARY_MULTIPLE, Transformer
 from steptime._build.transformer.fsdp import Unsharded
 from steptime._build.transformer.parallelism import DEGREES, Parallelism, groups_of
 from steptime._build.transformer.sampling import Sampling
@@ -66,6 +66,12 @@ def _unaligned(config: Transformer) -> Iterator[str]:
         sizes["the experts' width"] = config.expert_inner // max(config.parallel.expert_tensor, 1)
     if config.attention == "unfused":
         sizes["sequence"] = config.sequence // config.parallel.context
+    rows, of_head = config.vocabulary_rows // parts, min(multiple, _ALIGNED_BYTES * 8 // 16)  # the head has 16 bits at least
+    if config.head == "language_model" and rows % of_head:
+        yield (
+            f"vocabulary: {rows} rows on a rank are no multiple of {of_head}, as {config.precision} needs for its fastest "
+            f"kernels; pad_vocab = {VOCABULARY_MULTIPLE}, as Megatron-LM pads, can be far faster"
+        )
     for name, size in sizes.items():
         if size % multiple:
             near = f"{size // multiple * multiple} or {-(-size // multiple) * multiple}"
@@ -135,6 +141,7 @@ def _described(config: Transformer) -> Description:
         batch=config.batch,
         sequence=config.sequence,
         precision=config.precision,
+        numerics=config.numerics,
         parallelism={kind: count for kind, count in ways.items() if count > 1},
         parameters=parameters,
         active_parameters=active,
@@ -144,7 +151,7 @@ def _described(config: Transformer) -> Description:
 def _parameter_counts(config: Transformer) -> tuple[int, int]:
     """Of the whole model, however ranks share it: all, and those that a token meets."""
     tape = Tape(Emitter(source=config.title))
-    weights = Weights(tape, replace(config, parallel=Parallelism(), gradient_accumulation=1), Unsharded())
+    weights = Weights(tape, replace(config, parallel=Parallelism(), gradient_accumulation=1, pad_vocab=1), Unsharded())
     total = sum(each.numel for each in weights.all)
     experts = config.experts
     unseen = sum(each.numel // experts.count * (experts.count - experts.top_k) for each in weights.of_experts)

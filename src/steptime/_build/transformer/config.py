@@ -29,9 +29,13 @@ _TABLES: Mapping[str, Callable[..., _Table]] = {
     "mamba": Mamba,
 }
 _LISTS = ("recompute", "recompute_keeps", "frozen")
+# Megatron-LM pads the vocabulary so that every rank's part is a multiple of it (--make-vocab-size-divisible-by).
+VOCABULARY_MULTIPLE = 128
+_SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 # Keys that are left out of a saved config where nothing was said, so that it reads as it always did.
 _RECENT = (
     "compile",
+    "pad_vocab",
     "fp8_recipe",
     "fused",
     "recompute",
@@ -63,6 +67,9 @@ class Transformer:
     vocabulary: int
     batch: int  # global, over all replicas and accumulated parts
     name: str = ""
+    pad_vocab: int = (
+        0  # every rank's part of the vocabulary is a multiple of it; 0: as Megatron-LM where it is like that, else 1
+    )
     kv_heads: int = 0
     feed_forward: int = 0
     activation: str = "gelu"
@@ -81,7 +88,8 @@ class Transformer:
     mask: str = "none"  # a mask of padded tokens makes attention read [batch, 1, sequence, sequence]
     attention: str = "auto"  # the kernels PyTorch chooses on Hopper: cuDNN in 16 bits, memory-efficient in fp32
     dropout: float = 0.0  # after embeddings, attention, both halves of a layer, and of the weights of attention
-    precision: str = "fp32"
+    precision: str = "fp32"  # of computation: of parameters as products take them, and of activations
+    states: str = "fp32"  # of master weights and the optimiser's state; "bf16" with 16-bit parameters: all in bf16, no masters
     fp8_recipe: str = ""  # of precision = "fp8": how operands are cast; empty: delayed
     optimizer: str = "adamw"
     compile: str = "off"  # as torch.compile would run it, in this mode
@@ -149,6 +157,14 @@ class Transformer:
         return self.sequence // self.parallel.context
 
     @property
+    def vocabulary_rows(self) -> int:
+        """Rows of the embedding and of the language model's head on all tensor-parallel ranks together."""
+        ways = self.parallel.tensor
+        usual = VOCABULARY_MULTIPLE if self.fused or ways > 1 else 1
+        multiple = (self.pad_vocab or usual) * ways
+        return -(-self.vocabulary // multiple) * multiple
+
+    @property
     def position_rows(self) -> int:
         """Rows of the table of learned positions."""
         return self.max_positions or self.sequence
@@ -166,15 +182,34 @@ class Transformer:
         return self.fused or (self.norm == "layer_norm" and self.key_heads == self.heads)
 
     @property
-    def main_gradients(self) -> bool:
-        """Whether gradients are summed in fp32 beside 16-bit weights, of which the optimiser has fp32 ones: Megatron-LM."""
-        return self.fused and self.dtype == "bfloat16" and self.parallel.fsdp == 1
+    def state_dtype(self) -> str:
+        """In which weights are updated and the optimiser's state is kept: masters of 16-bit parameters, or FSDP's shards."""
+        return "bfloat16" if self.states == "bf16" else "float32"
 
     @property
-    def state_dtype(self) -> str:
-        """In which weights and the optimiser's state are kept from step to step: FSDP's shards and masters are fp32."""
-        wide = self.parallel.fsdp > 1 or self.parallel.zero or self.main_gradients
-        return "float32" if wide else self.dtype
+    def reduce_dtype(self) -> str:
+        """In which gradients are summed over micro-batches and ranks: as in Megatron-LM, fp32 with bf16 and fp16 with fp16."""
+        wide = self.parallel.grad_reduce_in_fp32
+        wide = self.dtype != "float16" if wide is None else wide
+        return "float32" if wide and self.state_dtype == "float32" else self.dtype
+
+    @property
+    def main_gradients(self) -> bool:
+        """Whether every rank has sums of its gradients in fp32 beside 16-bit parameters (Megatron-LM's main_grad)."""
+        return self.reduce_dtype != self.dtype and self.parallel.fsdp == 1
+
+    @property
+    def numerics(self) -> dict[str, str]:
+        """What is computed, kept and exchanged in which precision."""
+        parameters, states = _SHORT[self.dtype], _SHORT[self.state_dtype]
+        computed = f"{self.precision} ({self.recipe})" if self.recipe else "bf16" if self.autocast else self.precision
+        return {
+            "products": computed,
+            "parameters": parameters,
+            "sums_of_gradients": _SHORT[self.reduce_dtype],
+            "master_weights": states if states != parameters else "none",
+            "optimizer_states": states,
+        }
 
     @property
     def kernels(self) -> str:

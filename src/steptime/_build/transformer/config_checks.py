@@ -31,6 +31,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "mask": ("none", "padding"),
     "attention": ("auto", "cudnn", "flash", "efficient", "unfused"),
     "precision": ("fp32", "tf32", "bf16-autocast", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"),
+    "states": ("fp32", "bf16"),
     "optimizer": ("adamw", "adamw_fused", "sgd"),
     "compile": ("off", "default", "reduce-overhead"),
 }
@@ -46,6 +47,7 @@ _POSITIVE = (
     "recompute_every",
 )
 _NOT_NEGATIVE = (
+    "pad_vocab",
     "kv_heads",
     "feed_forward",
     "max_positions",
@@ -60,7 +62,7 @@ _SWITCHES = ("tied_head", "causal", "checkpointing", "fused", "qk_norm")
 _MOST = 2**31
 # Six times the widest that was published (MT-NLG 530B, arXiv 2201.11990: 20,480).
 _WIDEST = 1 << 17
-_MOST_OF = {"width": _WIDEST, "head_width": MOST_WIDTH, "feed_forward": 4 * MOST_WIDTH}
+_MOST_OF = {"width": _WIDEST, "pad_vocab": _WIDEST, "head_width": MOST_WIDTH, "feed_forward": 4 * MOST_WIDTH}
 # Ten times the largest that was ever published, of two million million: an optimizer's step is laid out chunk by chunk.
 _MOST_PARAMETERS = 2 * 10**13
 # A layer of one accumulated part takes about half a megabyte while a program is built.
@@ -220,6 +222,7 @@ def _wrong_together(model: Transformer) -> Iterator[str]:
     yield from _wrong_pattern(model)
     if model.experts.count and (model.weights == "in_out" or model.biased or model.activation == "gelu_new"):
         yield "experts have no biases and go with activation 'swiglu' or 'gelu'; give bias = false and weights = 'out_in'"
+    yield from _wrong_states(model)
     of_fp8 = [each for each in RECIPES if each not in FEW_BITS]
     if model.fp8_recipe and (model.precision != "fp8" or model.fp8_recipe not in of_fp8):
         yield f"fp8_recipe is {model.fp8_recipe!r}; with precision = 'fp8' it is one of {', '.join(of_fp8)}, else left out"
@@ -231,6 +234,13 @@ def _wrong_together(model: Transformer) -> Iterator[str]:
         yield "fused layers go with weights = 'out_in', norm_place = 'before' and a precision other than 'bf16-autocast'"
     if model.weights == "in_out" and (model.activation == "swiglu" or not model.biased):
         yield "weights = 'in_out' goes with biases and without swiglu; give weights = 'out_in'"
+
+
+def _wrong_states(model: Transformer) -> Iterator[str]:
+    if model.states == "bf16" and model.dtype != "bfloat16":
+        yield f"states = 'bf16' goes with parameters in bf16; precision is {model.precision!r}: leave states out"
+    if model.states == "bf16" and model.parallel.grad_reduce_in_fp32:
+        yield "states = 'bf16' has gradients in bf16 too; leave out parallel.grad_reduce_in_fp32, or give states = 'fp32'"
 
 
 def _wrong_pattern(model: Transformer) -> Iterator[str]:

@@ -1,10 +1,10 @@
 """Parameters sharded by FSDP2, as PyTorch records it.
 
 A unit per layer and one for the rest, gathered before use, reduced and scattered after. In forward a unit is gathered
-when it is reached; in backward the gather of the unit before is issued when a unit begins. Shards are fp32 (of the weights' own
-dtype without mixed precision), gathered in the dtype of the weights, and gradients are reduced in fp32:
-`MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)`. Where micro-batches but the last are not reduced
-(`set_requires_gradient_sync(False)`), their gradients stay whole, in fp32.
+when it is reached; in backward the gather of the unit before is issued when a unit begins. Shards are of the dtype of the
+config's states, gathered in the dtype of the weights, and gradients are reduced in a dtype of their own, of 16-bit weights with
+fp32 states `MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)`. Where micro-batches but the last are
+not reduced (`set_requires_gradient_sync(False)`), their gradients stay whole, in the dtype of the reduction.
 
 Three things are written differently from what PyTorch records, because a program of ops has one stream that computes.
 Collectives are said to be asynchronous, for they run on streams of their own. The copy out of a gathered buffer is written with
@@ -100,6 +100,7 @@ class FullySharded(Unsharded):
     def __init__(self, tape: Tape, config: Transformer) -> None:
         self._tape, self._emit = tape, tape.emit
         self._dtype, self._parallel = config.dtype, config.parallel
+        self._kept, self._reduced = config.state_dtype, config.reduce_dtype
         self.first = self.last = True  # whether the micro-batch at hand is
         self._over = False  # whether all backward passes are
         # What is being reduced: a unit, its shards' gradients, and the numbers and groups of what reduces them.
@@ -155,7 +156,7 @@ class FullySharded(Unsharded):
 
     def _made(self, name: str, parameters: list[Tensor], group: str, summed: list[Tensor]) -> _Unit:
         ways = self._emit.group_size(group)
-        shards = tuple(self._emit.tensor(_shard_of(each.shape, ways), "float32") for each in parameters)
+        shards = tuple(self._emit.tensor(_shard_of(each.shape, ways), self._kept) for each in parameters)
         ids, learnt = frozenset(each.id for each in summed), tuple(map(self._tape.is_parameter, parameters))
         places = tuple(place for place, each in enumerate(learnt) if each)
         return _Unit(name, tuple(parameters), shards, summed=ids, group=group, ways=ways, learnt=places)
@@ -241,6 +242,10 @@ class FullySharded(Unsharded):
         (unit, new, numbers), self._pending = self._pending, None
         for number, group in numbers if at_end or unit.gradients else numbers[:1]:
             self._emit.wait(number, group)
+        if self._reduced != self._kept:
+            wide = tuple(self._emit.tensor(each.shape, self._kept, strides=each.strides) for each in new)
+            self._emit.op("_foreach_copy_", (wide, new, False))
+            new = wide
         for held, gradient in zip(unit.gradients, new, strict=True) if unit.gradients else ():
             self._emit.op("add_", (held, gradient, 1), (held,))
         unit.gradients = unit.gradients or new
@@ -257,11 +262,11 @@ class FullySharded(Unsharded):
                 emit.wait(emit.all_reduce((gradient,), TENSOR, asynchronous=False), TENSOR)
         with emit.write(f"FSDP::post_backward_reduce{unit.suffix}"):
             part = sum(unit.sizes[place] for place in unit.learnt)
-            whole = emit.empty_from_python((unit.ways * part,), "float32")
+            whole = emit.empty_from_python((unit.ways * part,), self._reduced)
             self._copy_in(unit, whole, gradients)
             reduced = whole
             if unit.ways > 1:
-                reduced = emit.empty_from_python((part,), "float32")
+                reduced = emit.empty_from_python((part,), self._reduced)
                 numbers.append((emit.reduce_scatter(reduced, whole, unit.group), unit.group))
             if emit.group_size(DATA) > 1 and unit.group == FSDP:
                 numbers.append((emit.all_reduce((reduced,), DATA), DATA))
@@ -272,7 +277,7 @@ class FullySharded(Unsharded):
         emit, gradients = self._emit, self._tape.gradients
         now = self._over if self._parallel.reduces_at_end else self.last
         stays = self._parallel.keeps_whole_gradients and not now
-        if stays and self._dtype == "float32":  # they add up where they are
+        if stays and self._dtype == self._reduced:  # they add up where they are
             emit.write(f"FSDP::post_backward_accumulate{unit.suffix}")
             emit.write(f"FSDP::post_backward_reshard{unit.suffix}")
             return ()
@@ -283,7 +288,7 @@ class FullySharded(Unsharded):
                 emit.op("add_", (held, gradient, 1), (held,))
         with emit.write(f"FSDP::post_backward_reshard{unit.suffix}"):
             if stays and not unit.whole:
-                unit.whole = tuple(emit.cast(each, "float32") for each in new)
+                unit.whole = tuple(emit.cast(each, self._reduced) for each in new)
         return () if stays else unit.whole or new
 
     def _copy_in(self, unit: _Unit, whole: Tensor, gradients: tuple[Tensor, ...]) -> None:

@@ -24,7 +24,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 _MOST_NAMED = 24
 _OF_FSDP = ("reshard_after_forward", "no_sync")
-_OF_ZERO = ("overlap_grad_reduce", "overlap_param_gather", "grad_reduce_in_fp32")
+_OF_ZERO = ("overlap_grad_reduce", "overlap_param_gather")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,11 @@ class Parallelism:
     # With `fsdp`; left out: in pipelines false and true, as torchtitan and torch.distributed.pipelining do, else true and false
     reshard_after_forward: bool | None = None  # layers are gathered again in backward
     no_sync: bool | None = None  # micro-batches but the last keep gradients whole
+    # As Megatron-LM calls it; left out: true with bf16, false with fp16, as its own default is (megatron/training/arguments.py)
+    grad_reduce_in_fp32: bool | None = None  # gradients of 16-bit parameters are summed and exchanged in fp32
     # With `zero`, as Megatron-LM calls them and its recipes for speed have them
     overlap_grad_reduce: bool = True  # buckets of gradients are scattered beside the backward pass
     overlap_param_gather: bool = True  # parameters are gathered beside the forward pass
-    grad_reduce_in_fp32: bool = True  # gradients are kept and scattered in fp32, whatever the weights are
     schedule: str = "1f1b"  # of a pipeline's micro-batches
     overlap_p2p_comm: bool = False  # of interleaved pipelines, as Megatron-LM calls it: receives run beside the pass before
     # Of experts, as Megatron-LM calls it: forward and backward passes take turns, exchanges of each run beside the other
@@ -171,10 +172,10 @@ def wrong_parallelism(parallel: Parallelism, layers: int) -> Iterator[str]:
 
 
 def _wrong_switches(parallel: Parallelism) -> Iterator[str]:
-    for key in _OF_FSDP:
+    for key in (*_OF_FSDP, "grad_reduce_in_fp32"):
         if not isinstance(getattr(parallel, key), bool | None):
             yield f"parallel.{key} is {getattr(parallel, key)!r}; expected true or false"
-        if getattr(parallel, key) is not None and parallel.fsdp == 1:
+        if key in _OF_FSDP and getattr(parallel, key) is not None and parallel.fsdp == 1:
             yield f"parallel.{key} is of FSDP; give parallel.fsdp of 2 or more, or leave it out"
     for key in ("sequence", "tp_comm_overlap", "batch_p2p_sync", *_OF_ZERO):
         if not isinstance(getattr(parallel, key), bool):

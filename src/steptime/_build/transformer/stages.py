@@ -63,7 +63,8 @@ class StageProgram:
         sampling, emit = self._sampling, self._emit
         emit.section(sampling.begin)
         mains = () if self._shared else tuple(self._tape.mains.values())
-        optimizer = Optimizer(emit, self._config.optimizer, self._parameters, mains=mains, masters=bool(self._shared))
+        masters = self._config.state_dtype == "float32"
+        optimizer = Optimizer(emit, self._config.optimizer, self._parameters, mains=mains, masters=masters)
         optimizer.zero_grad([buffer for shared in self._shared for buffer in shared.buffers])
         for model in self._models:
             model.begin()

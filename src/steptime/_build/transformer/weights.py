@@ -16,9 +16,6 @@ from steptime._build.transformer.mamba import MambaWeights
 from steptime._build.transformer.sampling import ModelPart
 from steptime._program.program import Tensor
 
-# Megatron-LM pads the vocabulary so that every rank's part is a multiple of 128 (--make-vocab-size-divisible-by).
-_VOCABULARY_MULTIPLE = 128
-
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
@@ -61,7 +58,7 @@ class Weights:
         self._of = "embedding"  # the part of the model that is made
         self.part = part or ModelPart(range(config.layers), first=True, last=True)
         ways = config.parallel.tensor
-        rows = _padded(config.vocabulary, ways) // ways
+        rows = config.vocabulary_rows // ways
         first, last = self.part.first, self.part.last
         # The head of a last stage that shares the embedding's weights has a copy of them.
         self.tokens = self._weight(rows, config.width) if first or (last and self._shared_head) else None
@@ -220,8 +217,3 @@ class Weights:
         if self.tokens is not None and config.tied_head:
             return self.tokens, None
         return self._weight(rows, config.width), None
-
-
-def _padded(vocabulary: int, ways: int) -> int:
-    multiple = _VOCABULARY_MULTIPLE * ways if ways > 1 else 1
-    return -(-vocabulary // multiple) * multiple

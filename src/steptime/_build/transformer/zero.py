@@ -1,7 +1,7 @@
 """Gradients and the optimiser's state shared among data-parallel ranks (ZeRO 1 and 2), as Megatron-LM's distributed optimiser.
 
-Parameters lie in one buffer, and so do their gradients (Megatron-core, `param_and_grad_buffer.py`): in fp32 unless
-`grad_reduce_in_fp32` is off, with every micro-batch added as it comes, by the products themselves where layers are fused.
+Parameters lie in one buffer, and so do their gradients (Megatron-core, `param_and_grad_buffer.py`): as `grad_reduce_in_fp32`
+says, with every micro-batch added as it comes, by the products themselves where layers are fused.
 Buffers are cut into buckets of 40 million parameters, or a million for every rank if that is more, in the order in which
 gradients come. A bucket of the last micro-batch is scaled and scattered as soon as it is full; a rank updates fp32 masters of
 its part of every bucket, copies them to its part of the parameters, and the next step gathers these bucket by bucket, the next
@@ -72,7 +72,7 @@ class DistributedOptimizer(Unsharded):
     def __init__(self, tape: Tape, config: Transformer) -> None:
         self._tape, self._emit, self._config, self._parallel = tape, tape.emit, config, config.parallel
         staged = self._parallel.pipeline > 1
-        self._wide = "float32" if self._parallel.grad_reduce_in_fp32 else config.dtype
+        self._wide = config.reduce_dtype
         self._buffers: dict[str, _Buffer] = {}
         self._units: dict[str, tuple[Tensor, ...]] = {}
         self._summed: set[int | None] = set()
@@ -97,7 +97,7 @@ class DistributedOptimizer(Unsharded):
         buffer.parameters.append(weight)
         if self._anew:
             return tape.parameter(weight, partial(self._put, weight))
-        if config.main_gradients:
+        if config.fused and config.dtype == "bfloat16":
             tape.mains[weight.id or 0] = main
         return tape.parameter(weight, partial(added, emit, main))
 
