@@ -137,14 +137,14 @@ def fused_linear(tape: Tape, products: LinearProducts, x: Tensor, weight: Tensor
     with emit.write("_Linear", (x, weight, bias), (y,), sequence=emit.sequence):
         factor = products.input(emit.reshaped(x, (flat.shape[0], x.shape[-1])))
         products.forward(factor, weight, bias, flat)
-    saved = products.saved(factor)
+    saved = products.saved(factor) if tape.needs(weight) else None
 
     def backward(gradient: Tensor) -> Gradients:
         rows = emit.reshaped(gradient, flat.shape)
         given = products.gradient(rows)
         of_x = emit.view(products.of_input(given, weight), x.shape) if tape.needs(x) else None
-        of_weight = products.of_weight(given, saved, weight) if tape.needs(weight) else None
-        of_bias = None if bias is None else emit.new("sum", (rows, (0,), False, None), bias.shape)
+        of_weight = None if saved is None else products.of_weight(given, saved, weight)
+        of_bias = emit.new("sum", (rows, (0,), False, None), bias.shape) if bias is not None and tape.needs(bias) else None
         return of_x, of_weight, of_bias
 
     return tape.node("_LinearBackward", (x, weight, bias), y, backward)

@@ -152,10 +152,9 @@ class Model:
         weight, bias = layer
         if self._config.weights == "in_out" and bias is not None:
             return conv1d(self._tape, x, weight, bias)
-        products = self._plain if of_head else self._products
-        if products is not None:
-            return fused_linear(self._tape, products, x, weight, bias)
-        y, adapter = linear(self._tape, x, weight, bias), self.weights.adapters.get(weight.id)
+        tape, products = self._tape, self._plain if of_head else self._products
+        y = linear(tape, x, weight, bias) if products is None else fused_linear(tape, products, x, weight, bias)
+        adapter = self.weights.adapters.get(weight.id)
         return y if adapter is None else adapted(self._tape, x, y, adapter)
 
     def _normed(self, x: Tensor, norm: Affine) -> Tensor:
