@@ -75,7 +75,7 @@ def test_learned_positions_are_added_before_ranks_take_their_tokens() -> None:
 def test_norms_and_biases_of_rows_are_summed_over_ranks_once() -> None:
     last = program(GPT).collectives[-1]
     norms, biases = 2 * (2 * GPT.layers + 1), 2 * GPT.layers
-    assert (last.kind, last.bytes_in) == ("all_reduce", (norms + biases) * GPT.width * 2)
+    assert (last.kind, last.bytes_in) == ("all_reduce", (norms + biases) * GPT.width * 4)  # in fp32
     accumulated = replace(GPT, batch=4, gradient_accumulation=2)
     assert [each.bytes_in for each in program(accumulated).collectives].count(last.bytes_in) == 1
 
