@@ -153,6 +153,24 @@ def test_an_option_of_one_value_is_given_once(words: list[str], capsys: Captured
     assert "--platform is given 2 times; give it once" in capsys.readouterr().err
 
 
+def test_a_bug_is_one_line_that_says_so_and_its_traceback_is_there_for_who_debugs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        assert EXAMPLE is None, "no example"
+
+    monkeypatch.setattr(app, "app", fail)
+    with pytest.raises(SystemExit) as left:
+        app.main(["predict", str(EXAMPLE)])
+    assert left.value.code == app.BUG
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert all(part in said for part in ("a bug in steptime", "AssertionError", "test_commands.py", "no example", app.DEBUG))
+    monkeypatch.setenv(app.DEBUG, "1")
+    with pytest.raises(AssertionError):
+        app.main(["predict", str(EXAMPLE)])
+
+
 def test_a_reader_that_leaves_early_is_no_failure() -> None:
     with subprocess.Popen(
         process("replay", str(EXAMPLE)), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
+from traceback import extract_tb
 from typing import Annotated
 
 import typer
@@ -29,6 +31,8 @@ from steptime.errors import InputError, SteptimeError, one_line
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+BUG = 1  # as Python leaves with a traceback
+DEBUG = "STEPTIME_DEBUG"  # a variable: set, a bug ends in its traceback
 LAB_COMMANDS = ("adopt", "measure", "fit", "validate")
 LAB_INSTALLED = find_spec("steptime_lab") is not None
 
@@ -93,10 +97,21 @@ for _name, _command in lab_commands().items():
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and leave with its exit code."""
+    """Run the command line and leave with its exit code. A bug of steptime ends in one line too, unless it is debugged."""
     _open_closed_streams()
     no_last_collection()
-    sys.exit(run(arguments))
+    try:
+        code = run(arguments)
+    except Exception as error:
+        if os.environ.get(DEBUG):
+            raise
+        frame = extract_tb(error.__traceback__)[-1]
+        _fail(
+            f"this is a bug in steptime: {type(error).__name__} at {Path(frame.filename).name}:{frame.lineno} ({error}); "
+            f"{DEBUG}=1 shows the traceback, please report it with your input"
+        )
+        code = BUG
+    sys.exit(code)
 
 
 def _open_closed_streams() -> None:

@@ -289,8 +289,9 @@ def of_timeline(step: ModelledStep, timeline: Timeline, step_ns: float) -> Evalu
     """What the ranks of a played step do; one plan."""
     rows: dict[int, tuple[float, ...]] = {}
     for program, played in zip(step.programs, timeline.cohorts, strict=True):
-        for index, rank in enumerate(played.cohort.ranks):
-            rows[rank] = _of_rank(program, played, index)
+        # One rank may be played for all that do the same.
+        rows |= dict.fromkeys(step.workload.run_by(program.program.rank), _of_rank(program, played, 0))
+        rows |= {rank: _of_rank(program, played, index) for index, rank in enumerate(played.cohort.ranks) if index}
     forward, backward, exchange, waiting, host = np.array([rows[rank] for rank in sorted(rows)]).T[:, None]
     total = np.array([step_ns])
     return Evaluation(total, total, forward, backward, exchange, waiting, host.max(axis=1) >= total * (1.0 - _EXACT))

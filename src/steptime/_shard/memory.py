@@ -198,8 +198,11 @@ def _lookups(model: Dlrm, table: Table) -> float:
 
 @lru_cache(maxsize=256)
 def _replays(model: Dlrm, ranks: int) -> _Replays:
-    """Of programs of a rank that has tables like the mean one, as many as an even plan gives it."""
-    usual = Reserved.of(model, ranks)
+    """Of programs of a rank that has tables like the mean one, as many as an even plan gives it.
+
+    What tables add is told from vectors laid side by side: pairs of products need as many whole ones as the model has.
+    """
+    usual = Reserved.of(replace(model, interaction="cat") if model.interaction == "dot" else model, ranks)
     count, dim, lookups = usual.count, usual.dim, usual.lookups
     base, per_element = usual.bytes_of(), 0.0
     wider, more = usual.bytes_of(wider=2), usual.bytes_of(more=2)
@@ -209,4 +212,5 @@ def _replays(model: Dlrm, ranks: int) -> _Replays:
     per_column = max((wider - base) / (count * dim) - per_element * lookups, 0.0)
     per_lookup = max((more - base) / (count * lookups) - per_element * dim, 0.0)
     result = _Replays(0.0, per_column, per_lookup, per_element, usual, base)
-    return replace(result, rank_bytes=base - count * result.passing_bytes(dim, lookups))
+    own = Reserved.of(model, ranks).bytes_of() if model.interaction == "dot" else base
+    return replace(result, rank_bytes=own - count * result.passing_bytes(dim, lookups))
