@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 import steptime
 from steptime._capture.child import Child
 from steptime._capture.outcome import PROGRAM, Outcome, ScriptTask
@@ -240,6 +242,29 @@ for _ in range(9):
 """
     outcome, _ = run(asks)
     assert outcome.error == ""
+
+
+UNSEEDED = (
+    TRAINING
+    + """
+import random
+import numpy as np
+for number in range(8):
+    held = [torch.zeros(random.randrange(1, 99)) + 1 for _ in range(random.randrange(9))]
+    x = x + 1 if np.random.rand() < 0.5 else x
+    train()
+"""
+)
+
+
+def test_two_captures_of_a_script_are_the_same_bytes(run: Run, tmp_path: Path) -> None:
+    files = []
+    for allocated in (0, 100):  # memory lies elsewhere
+        held = [torch.zeros(each) for each in range(allocated)]
+        run(UNSEEDED)
+        files.append((tmp_path / PROGRAM).read_bytes())
+        del held
+    assert files[0] == files[1]
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,15 @@
 
 Left out is what the modes themselves do. Tensors are put on `cuda:0`, storages are told apart by what was noted, backward gets
 the thread that it has where there is a device, and sums that autograd writes over their first argument are written so: with a
-mode active PyTorch makes a new tensor for them.
+mode active PyTorch makes a new tensor for them. Nodes, tensors and storages are numbered in order of appearance, since those of
+the observer depend on where memory happens to lie.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from steptime._capture.recomputed import AFTER, AGAIN, parents
 from steptime._program.execution import ExecutionTrace, Node
@@ -18,8 +20,8 @@ from steptime._program.program import DEFAULT_SWITCHES, Signature, Switches, Ten
 LEAF = "steptime:leaf:"
 """Begins the name of the range in which an op below autograd is answered; its number follows."""
 
-HOST = "steptime:host"
-"""The range in which an op that has nothing to do with the device is called again, below the mode."""
+HOST = "steptime:host:"
+"""Begins the name of the range in which an op that has nothing to do with the device is called again, below the mode."""
 
 LOADING = "steptime_loading"
 """The range in which a data loader makes the next batch: what it does on the host is left out."""
@@ -36,6 +38,7 @@ _INDEX_BACKWARD, _INDEX_PUT, _PUT_INTO = "IndexBackward0", "aten::index_put", "a
 _COPY_FLAG = {"aten::copy_": 2, "aten::_to_copy": 5}  # place of `non_blocking`
 _META, _DEVICE = "meta", "cuda:0"
 _MAIN, _BACKWARD = 1, 2
+_FIRST_NODE = 2  # 1 is the process
 
 
 @dataclass(slots=True)
@@ -56,8 +59,9 @@ def assembled(trace: ExecutionTrace, notes: Sequence[Note]) -> ExecutionTrace:
     """The trace of a captured step, as one of a step on a GPU would be."""
     tree = _Tree(trace, notes)
     values = _Values(tree)
-    nodes = tuple(_node(row, values.at(index)) for index, row in enumerate(tree.rows))
-    return replace(trace, nodes=nodes, parents=tuple(row.parent for row in tree.rows))
+    nodes = tuple(_node(index, row, values.at(index)) for index, row in enumerate(tree.rows))
+    # Parents that the reader did not find are those of `recomputed`.
+    return replace(trace, nodes=nodes, parents=tuple(row.parent for row in tree.rows), warnings=())
 
 
 @dataclass(slots=True)
@@ -94,8 +98,12 @@ class _Tree:
         inside = self._children.get(at, [])
         if node.name == LOADING:
             inside = [child for child in inside if any(True for _ in self._noted(child))]
-        elif node.name == HOST:
+        elif node.name.startswith(HOST):
             # The op again, as the mode called it: what it is made of belongs to the op.
+            note = self._notes[int(node.name[len(HOST) :])]
+            at = self._named(note.name, parent)
+            if at >= 0:
+                self.rows[at].note = note
             inside = [child for again in inside for child in self._children.get(again, ())]
         elif node.name not in (AGAIN, AFTER):
             backward = node.name.startswith(ENGINE) or (parent >= 0 and self.rows[parent].backward)
@@ -127,10 +135,15 @@ class _Tree:
             else:
                 yield from self._noted(child)
 
-    def _attach(self, note: Note, at: int) -> None:
-        """Gives a note to the nearest op of its name: a range of autograd may lie between."""
-        while at >= 0 and self.rows[at].name != note.name:
+    def _named(self, name: str, at: int) -> int:
+        """The nearest op of a name around, or -1: a range of autograd may lie between."""
+        while at >= 0 and self.rows[at].name != name:
             at = self.rows[at].parent
+        return at
+
+    def _attach(self, note: Note, at: int) -> None:
+        """Gives a note to its op."""
+        at = self._named(note.name, at)
         if at < 0:
             return
         row = self.rows[at]
@@ -169,7 +182,9 @@ class _Values:
             if above >= 0:
                 self._ends[above] = max(self._ends[above], self._ends[index])
         self._same: dict[int, int] = {}  # a storage that another one stands for
-        self._numbers: dict[tuple[str, int], int] = {}
+        self._numbers: dict[tuple[str, int], int] = {}  # of storages
+        self._tensors: dict[int, int] = {}
+        self._forward: dict[int, int] = {}  # calls that autograd has nodes for
         for index, row in enumerate(tree.rows):
             if row.note is not None:
                 self._learn(index, row.node.signature, row.note, over=row.over)
@@ -189,7 +204,8 @@ class _Values:
         self._row, self._last = row, self._ends[row]
         return self
 
-    def _storage_of(self, tensor: Tensor) -> int | None:
+    def _storage_of(self, tensor: Tensor, *, later: bool) -> int | None:
+        """The storage of a tensor, also where a `later` op is the first to say it."""
         known = self._storage.get(_key(tensor))
         if not known:
             return None
@@ -197,7 +213,8 @@ class _Values:
         inside = next((storage for row, storage in known if self._row < row <= self._last), None)
         if inside is not None:
             return inside
-        return next((storage for row, storage in reversed(known) if row <= self._row), known[0][1])
+        first = known[0][1] if later else None
+        return next((storage for row, storage in reversed(known) if row <= self._row), first)
 
     def of(self, value: Value) -> Value:
         """The argument as a GPU would show it."""
@@ -205,25 +222,38 @@ class _Values:
             return tuple(map(self.of, value))
         if not isinstance(value, Tensor):
             return _DEVICE if value == _META else value
-        if value.device != _META:
-            return replace(value, storage=None if value.storage is None else self._number("cpu", value.storage))
         number: int | None
-        storage = self._storage_of(value)
+        of_host = value.device != _META
+        storage = self._storage_of(value, later=not of_host)
         while storage in self._same:
             storage = self._same[storage]
+        if of_host:
+            if storage is None:  # made on the way within an op; the next one takes its memory
+                return replace(value, id=None, storage=None)
+            return replace(value, id=_numbered(self._tensors, value.id), storage=self._number("cpu", storage))
+        tensor = None if value.id is None else _numbered(self._tensors, value.id)
         if storage is not None:
             number = self._number(_DEVICE, storage)
         else:
             # What no op below autograd takes or makes: a tensor that wraps one has no memory of its own; an argument of a
             # function written in Python is known by its own number alone.
             number = None if self._wraps else self._number("tensor", value.id or 0)
-        return Tensor(value.shape, value.dtype, value.strides, value.id, number, value.offset, _DEVICE)
+        return Tensor(value.shape, value.dtype, value.strides, tensor, number, value.offset, _DEVICE)
+
+    def sequence(self, number: int) -> int:
+        """Autograd's number of a call, which counts from the beginning of the process; -1: it has none."""
+        return number if number < 0 else _numbered(self._forward, number)
 
     def _number(self, where: str, storage: int) -> int:
-        return self._numbers.setdefault((where, storage), len(self._numbers))
+        return _numbered(self._numbers, (where, storage))
 
 
-def _node(row: _Row, values: _Values) -> Node:
+def _numbered(numbers: dict[Any, int], name: object) -> int:
+    """The number of a name, in order of appearance."""
+    return numbers.setdefault(name, len(numbers))
+
+
+def _node(index: int, row: _Row, values: _Values) -> Node:
     inputs = (*map(values.of, row.node.signature.inputs), *row.more)
     if row.blocking:
         inputs = (*inputs[: row.blocking], False, *inputs[row.blocking + 1 :])
@@ -234,4 +264,5 @@ def _node(row: _Row, values: _Values) -> Node:
     switches = DEFAULT_SWITCHES if row.note is None else row.note.switches
     node = row.node
     signature = Signature(inputs, outputs, switches)
-    return Node(node.id, row.name, node.parent, node.rf_id, node.seq_id, tid, forward, signature, node.comm)
+    number, sequence = _FIRST_NODE + index, values.sequence(node.seq_id)
+    return Node(number, row.name, _FIRST_NODE + row.parent, number, sequence, tid, forward, signature, node.comm)

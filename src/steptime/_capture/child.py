@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import runpy
 import sys
 import threading
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import torch.distributed
 import torch.multiprocessing
@@ -187,7 +189,9 @@ class Child:
 
 
 def run_as_main(script: Path, arguments: tuple[str, ...]) -> None:
-    """Runs a file as `python file.py ARGUMENTS` does."""
+    """Runs a file as `python file.py ARGUMENTS` does. What it draws without a seed is the same in every run."""
+    random.seed(0)
+    np.random.seed(0)
     sys.argv = [str(script), *arguments]
     sys.path[0] = str(script.resolve().parent)
     runpy.run_path(str(script), run_name="__main__")

@@ -239,6 +239,7 @@ def _ended(task: ScriptTask, folder: Path) -> Outcome:
     task.write(folder)
     environment = {key: value for key, value in os.environ.items() if key not in LAUNCHER}
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # PyTorch's observer says on stderr when it begins and ends
+    environment.setdefault("PYTHONHASHSEED", "0")  # the order of sets of names is the same in every run
     # What the script prints goes to stderr: answers are on stdout.
     process = subprocess.Popen(  # noqa: S603 (the user's own script, as he asks)
         [sys.executable, "-c", _START.format(root=_ROOT, folder=str(folder))],

@@ -228,8 +228,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An op that has nothing to do with the device."""
         if self._noting:
-            with TraceRange(HOST):
-                return func(*args, **kwargs)
+            note = Note(func._schema.name)
+            with TraceRange(f"{HOST}{len(self.notes)}"):
+                self.notes.append(note)
+                note.inputs = [self._storage(tensor) for tensor in tensors_of(args, kwargs)]
+                result = func(*args, **kwargs)
+            note.outputs = [self._storage(tensor) for tensor in tensors_in(result)]
+            return result
         if answers.is_large(func, args, kwargs):
             # It is made before the step, so that a model is on its way to the device; the CPU may not have the memory.
             result = answers.answer(func, args, {**kwargs, "device": META})

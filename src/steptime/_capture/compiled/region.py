@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -268,11 +269,13 @@ def _imported() -> None:
 
 
 def _ranged(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A call of Inductor's wrapper, as PyTorch's profiler shows it."""
+    """A call of Inductor's wrapper, as PyTorch's profiler shows it: keys are numbers in order of first call."""
+    numbers = count()
 
     def run(self: Any, inputs: Any) -> Any:
-        key = getattr(self, "_fx_graph_cache_key", None) or hex(id(self))
-        with TraceRange(f"## Call CompiledFxGraph {key} ##"):
+        if "_steptime_key" not in vars(self):
+            self._steptime_key = next(numbers)
+        with TraceRange(f"## Call CompiledFxGraph {self._steptime_key} ##"):
             return call(self, inputs)
 
     return run
