@@ -49,8 +49,16 @@ MAIN_KINDS = (
     "clip_grad_fixed", "table_batched", "item", "event_record", "stream_wait",
     "synchronize", "copy", "autocast",
 )  # fmt: skip
-# Launches of one call, where it makes a known number.
-LAUNCHING = {"collective_call": 1.0, "table_batched": 1.0}
+# Launches of one call, where it makes a known number: CPU work takes twice as long in the slow state and launches a quarter
+# longer. As rows show it: work without launches takes 1.8 times as long there, loops of optimisers and DDP's hooks 1.3 times.
+# Counted in torch 2.11 (torch/optim, torch/csrc/distributed/c10d/reducer.cpp): DDP multiplies a gradient into its bucket and
+# copies it back; a sparse row-wise Adagrad sorts and sums rows (8, as profiles of steps show) before its 8 ops.
+LAUNCHING = {
+    "collective_call": 1.0, "table_batched": 1.0, "ddp_backward": 2.0, "ddp_bucket": 1.0,
+    "optimizer_step sgd_for_loop": 1.0, "optimizer_step sgd_momentum_for_loop": 3.0, "optimizer_step adagrad_for_loop": 4.0,
+    "optimizer_step adam_for_loop": 7.0, "optimizer_step adamw_for_loop": 8.0, "optimizer_step sgd_sparse": 1.0,
+    "optimizer_step rowwise_adagrad_sparse": 16.0,
+}  # fmt: skip
 # Kinds of what calibrations ask for whose time is mostly the CPU's, and the launches of one: the node of a linear layer
 # multiplies twice, sums, and adds to the gradients of weight and bias.
 CALIBRATED = {
@@ -236,11 +244,16 @@ def _mechanisms(off: Sequence[Row], kinds: Sequence[str], pace: Pace) -> dict[st
     times: dict[str, list[Times]] = defaultdict(list)
     for row in off:
         if row["kind"] in kinds:
-            times[f"{row['kind']} {row['op']}"].append(pace.cpu_times_ns(row, LAUNCHING.get(row["kind"], 0.0)))
-    launched_ns = {name: LAUNCHING.get(name.partition(" ")[0], 0.0) * pace.launch_ns for name in times}
+            name = f"{row['kind']} {row['op']}"
+            times[name].append(pace.cpu_times_ns(row, _launches_of_one(name)))
+    launched_ns = {name: _launches_of_one(name) * pace.launch_ns for name in times}
     # Slopes are differences of single passes, a few of which lie far off: no mean.
     medians = {name: max(0.0, float(np.median(np.concatenate(item)))) for name, item in times.items()}
     return {name: HostCost(median, launched_ns[name]) for name, median in medians.items()}
+
+
+def _launches_of_one(name: str) -> float:
+    return LAUNCHING.get(name, LAUNCHING.get(name.partition(" ")[0], 0.0))
 
 
 def _forms(off: Sequence[Row], pace: Pace) -> dict[str, HostCost]:

@@ -128,7 +128,7 @@ class HostColumns:
 
     A piece before an op has the row of that op. `cpu_ns` is `before_ns + between_ns + after_ns`; without launches all of it
     is before. Between launches it is spread evenly, and each launch takes its share of `launch_ns`, which is 0 where a piece
-    was measured with its launches as a whole. Launches may be fractions: means over calls.
+    was measured as a whole and its launches were not counted. Launches may be fractions: means over calls.
     """
 
     piece: KindColumn  # Piece
