@@ -16,6 +16,7 @@ from steptime._build.dlrm.step import top_width
 from steptime._build.transformer.build import build
 from steptime._build.transformer.config import Transformer
 from steptime._build.transformer.parallelism import Parallelism
+from steptime._build.transformer.parts import Experts, Lora
 from steptime._hardware.device import read_device
 from steptime._sim.prediction import Operations, operations_of, peak_flop_per_s, recorded_peak_flop_per_s
 
@@ -52,6 +53,35 @@ def test_what_is_computed_again_counts_for_the_hardware_alone() -> None:
     plain, again = (operations_of(build(llama(checkpointing=each))) for each in (False, True))
     assert again.model == pytest.approx(plain.model, rel=1e-9)
     assert plain.hardware < again.hardware < plain.hardware + plain.forward  # all but the head
+
+
+AGAIN: tuple[str | tuple[str, ...], ...] = (
+    "full", "selective", "ops", ("attention",), ("feed_forward",), ("norm", "activation"), ("attention", "feed_forward"),
+)  # fmt: skip
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "unfused attention": {"attention": "unfused", "kv_heads": 32},
+    "fused": {"fused": True},
+    "eight bits": {"fused": True, "precision": "fp8"},
+    "adapters": {"lora": Lora(rank=16), "projections": "separate"},
+    "frozen": {"frozen": ("attention", "embedding")},
+    "experts": {"experts": Experts(count=4, top_k=2, width=512)},
+    "tensor": {"parallel": Parallelism(tensor=2, sequence=True)},
+    "shards": {"parallel": Parallelism(fsdp=2)},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_asks_for_as_much_whatever_is_computed_again(kind: str) -> None:
+    small = {"layers": 2, "width": 512, "heads": 32, "feed_forward": 1024, "batch": 2, "parallel": Parallelism()}
+    plain = replace(whole_llama(), **{**small, "sequence": 512, "checkpointing": False, **KINDS[kind]})
+    usual = operations_of(build(plain))
+    assert usual.model <= usual.hardware
+    for recompute in AGAIN:
+        found = operations_of(build(replace(plain, recompute=recompute)))
+        assert found.model == pytest.approx(usual.model, rel=1e-9)
+        assert found.hardware >= usual.hardware
+        assert (found.hardware > usual.hardware) == (recompute != ("norm", "activation"))
 
 
 @pytest.mark.parametrize("parallel", [Parallelism(data=4), Parallelism(fsdp=4), Parallelism(tensor=4)])

@@ -16,6 +16,7 @@ from steptime._models.power.card import StepPower
 from steptime._notices import Notices
 from steptime._ops.operations import is_product, products_of
 from steptime._program.host_code import outside_ops
+from steptime._program.nesting import ENGINE
 from steptime._program.program import CallKind, Phase, Program, Tensor
 from steptime._program.workload import Workload
 from steptime._sim.core.steady import steady
@@ -45,52 +46,71 @@ class Operations:
     """Floating-point operations of one step over all ranks.
 
     Counted are products, convolutions and attention, by the shapes of their arguments; attention as if every query met every
-    key, whether a mask leaves half of them out or not. Backward is twice forward: what a backward pass has beyond that is
-    computed again (activation checkpointing, the scores of fused attention), which the hardware does and the model does not
-    ask for.
+    key, whether a mask leaves half of them out or not. Backward is twice forward at most: what a backward pass has beyond that
+    is computed again (activation checkpointing, the scores of fused attention), which the hardware does and the model does not
+    ask for. Where parts are frozen, backward is less, and what is computed again is told by the autograd nodes that it makes.
     """
 
     forward: float = 0.0
     hardware: float = 0.0  # of the whole step, with what is computed again
     precision: str | None = None  # in which most of them are computed, as devices call it
+    again: float = 0.0  # of those that checkpoints compute again, as far as they can be told
 
     @property
     def model(self) -> float:
         """Without what is computed again."""
         phases_known = self.hardware <= _MOST_PASSES * self.forward
-        return min(self.hardware, _MODEL_PASSES * self.forward) if phases_known else self.hardware
+        return min(self.hardware - self.again, _MODEL_PASSES * self.forward) if phases_known else self.hardware
 
 
 def operations_of(workload: Workload) -> Operations:
     """What all ranks of a step compute; a rank without a program is taken to do what the first one does."""
-    forward, by_precision = 0.0, dict[str, float]()
+    forward, repeated, by_precision = 0.0, 0.0, dict[str, float]()
     for index, program in enumerate(workload.programs):
         ranks = len(workload.run_by(program.rank)) + (len(workload.absent) if index == 0 else 0)
-        for phase, precision, flop in _products(program):
+        for phase, again, precision, flop in _products(program):
             by_precision[precision] = by_precision.get(precision, 0.0) + ranks * flop
             forward += ranks * flop if phase == Phase.FORWARD else 0.0
+            repeated += ranks * flop if again else 0.0
     usual = max(by_precision, key=by_precision.__getitem__, default=None)
-    return Operations(forward, sum(by_precision.values()), usual)
+    return Operations(forward, sum(by_precision.values()), usual, repeated)
 
 
-def _products(program: Program) -> Iterator[tuple[int, str, float]]:
-    """Phase, precision and operations per step of every distinct product of a program."""
+def _computed_again(program: Program, rows: Sequence[int]) -> list[bool]:
+    """Which ops run within a node of the backward pass and make nodes themselves: autograd numbers these anew."""
+    ops = program.ops
+    engine = [name.startswith(ENGINE) for name in program.names]
+    parent, sequence, name = (column.tolist() for column in (ops.parent, ops.sequence, ops.name))
+    result = []
+    for row in rows:
+        numbers: list[int] = []  # of what is around it, out to the node that the engine runs
+        while row >= 0 and not engine[name[row]]:
+            numbers.append(sequence[row])
+            row = parent[row]
+        result.append(row >= 0 and any(each not in (-1, numbers[-1]) for each in numbers))
+    return result
+
+
+def _products(program: Program) -> Iterator[tuple[int, bool, str, float]]:
+    """Phase, whether it is computed again, precision and operations per step of every distinct product of a program."""
     ops = program.ops
     # Autocast shows an op around the casts of its arguments and once more inside.
-    again = (ops.parent >= 0) & (ops.name[np.maximum(ops.parent, 0)] == ops.name)
+    within = (ops.parent >= 0) & (ops.name[np.maximum(ops.parent, 0)] == ops.name)
     products = np.isin(ops.name, [row for row, name in enumerate(program.names) if is_product(name)])
-    counted = products & (ops.signature >= 0) & ~again & ((ops.step >= 0) | (not program.steps))
-    calls: Counter[tuple[int, int, int]] = Counter()
+    counted = products & (ops.signature >= 0) & ~within & ((ops.step >= 0) | (not program.steps))
+    calls: Counter[tuple[int, int, int, bool]] = Counter()
     columns = (column[counted].tolist() for column in (ops.name, ops.signature, ops.phase, program.op_counts))
-    for name, signature, phase, count in zip(*columns, strict=True):
-        calls[name, signature, phase] += count
-    operations = products_of([(program.names[name], program.signatures[signature]) for name, signature, _ in calls])
-    for ((name, signature, phase), count), flop in zip(calls.items(), operations, strict=True):
+    again = _computed_again(program, np.flatnonzero(counted).tolist())
+    for name, signature, phase, count, repeated in zip(*columns, again, strict=True):
+        calls[name, signature, phase, repeated] += count
+    operations = products_of([(program.names[name], program.signatures[signature]) for name, signature, *_ in calls])
+    for ((name, signature, phase, repeated), count), flop in zip(calls.items(), operations, strict=True):
         if flop is not None:
             called = program.signatures[signature]
             dtype = next((value.dtype for value in called.inputs if isinstance(value, Tensor)), "")
             yield (
                 phase,
+                repeated,
                 computed_in(program.names[name], dtype, called.switches.tf32),
                 flop * count / max(len(program.steps), 1),
             )
