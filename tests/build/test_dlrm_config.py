@@ -107,7 +107,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (config(interaction="sum"), "interaction is 'sum'"),
     (config(loss="mae"), "loss is 'mae'"),
     (config(precision="half"), 'precision is \'half\'; expected "fp32" or "tf32" or "bf16-autocast" or "fp16-autocast"'),
-    (config(precision="bf16"), 'precision "bf16" is for fused = true; "bf16-autocast" is PyTorch\'s'),
+    (config(precision="bf16"), 'write precision = "bf16-autocast" for PyTorch\'s layers, or add fused = true'),
     (config(dense_optimizer="adamw"), "dense_optimizer is 'adamw'"),
     (config(exchange_precision="int8"), "exchange_precision is 'int8'"),
     (config(prefetch=True), 'prefetch is True; expected "none" or "lookups"'),

@@ -103,7 +103,7 @@ def test_mlperfs_recommender_is_predicted(platform: str) -> None:
 
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
-    ({"fused": False}, 'precision "fp16" is for fused = true'),
+    ({"fused": False}, 'write precision = "fp16-autocast" for PyTorch\'s layers, or add fused = true'),
     ({"precision": "fp32"}, 'fused = true with precision "fp32"; expected "bf16" or "fp16"'),
     ({"interaction": "dot", "cross_rank": None}, 'fused = true with interaction "dot"'),
     ({"dense_optimizer": "adam_fused"}, 'fused = true with dense_optimizer "adam_fused"'),

@@ -246,7 +246,10 @@ def _check_tables(model: Dlrm, where: str) -> None:
     if model.fused:
         _check_fused(model, where)
     elif model.precision in FUSED:
-        raise InputError(f'{where}: precision "{model.precision}" is for fused = true; "bf16-autocast" is PyTorch\'s')
+        raise InputError(
+            f'{where}: precision "{model.precision}" has parameters in 16 bits, which layers of fused = true have; write '
+            f'precision = "{model.precision}-autocast" for PyTorch\'s layers, or add fused = true'
+        )
     if model.presorted and model.prefetch != "none":
         raise InputError(f'{where}: presorted = true with prefetch "{model.prefetch}"; expected one of the two')
     if model.lookup not in TOGETHER and model.presorted:
