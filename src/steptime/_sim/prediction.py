@@ -82,8 +82,8 @@ def _computed_again(program: Program, rows: Sequence[int]) -> list[bool]:
     engine = [name.startswith(ENGINE) for name in program.names]
     parent, sequence, name = (column.tolist() for column in (ops.parent, ops.sequence, ops.name))
     result = []
-    for row in rows:
-        numbers: list[int] = []  # of what is around it, out to the node that the engine runs
+    for op in rows:
+        row, numbers = op, list[int]()  # of what is around it, out to the node that the engine runs
         while row >= 0 and not engine[name[row]]:
             numbers.append(sequence[row])
             row = parent[row]
