@@ -24,6 +24,21 @@ class Basis(str):
     __slots__ = ()
 
 
+_NAMES: dict[str, type[str]] = {"warning": str, "caveat": Caveat, "basis": Basis}
+
+
+def saved(texts: Iterable[str]) -> list[str | dict[str, str]]:
+    """Texts as JSON has them: a warning as it is, others with the name of their kind."""
+    names = {kind: name for name, kind in _NAMES.items()}
+    return [text if type(text) is str else {names[type(text)]: str(text)} for text in texts]
+
+
+def restored(plain: Iterable[str | dict[str, str]]) -> tuple[str, ...]:
+    """The same texts again."""
+    pairs = (each.items() if isinstance(each, dict) else [("warning", each)] for each in plain)
+    return tuple(_NAMES[kind](text) for each in pairs for kind, text in each)
+
+
 class Notices(NamedTuple):
     """Texts by where they stand."""
 

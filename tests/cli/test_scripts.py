@@ -88,7 +88,7 @@ def test_a_script_is_predicted(script: Path, capfd: pytest.CaptureFixture[str]) 
     printed = capfd.readouterr()
     answer = json.loads(printed.out)
     assert answer["step_time_ms"] > 0
-    assert any("making the model and loading data are not part" in said for said in answer["warnings"])
+    assert any("making the model and loading data are not part" in said for said in answer["basis"])
     assert printed.err.startswith("train.py runs here")
     assert "what it downloads, logs or writes is real" in printed.err.splitlines()[0]
     assert "step 2" in printed.err
@@ -182,7 +182,7 @@ def test_functions_that_join_a_group_have_the_ranks_that_are_given_or_the_platfo
     assert run(["predict", "train.py:alone", "--platform", "4xh200-nvlink", "--json"]) == 0
     answer = json.loads(capfd.readouterr().out)
     assert len(answer["ranks"]) == 1
-    assert any("--ranks 4" in warning for warning in answer["warnings"])
+    assert any("--ranks 4" in caveat for caveat in answer["verdict"]["caveats"])
 
 
 @pytest.mark.parametrize("source", ["train.py", "train.py:training_step"])

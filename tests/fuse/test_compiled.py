@@ -178,7 +178,7 @@ def test_both_numbers_and_how_sure_their_ratio_is() -> None:
     low, high = found["speedup_interval"]
     assert low <= found["speedup"] <= high
     assert found["by"] == "fusion pass"
-    assert any("not by PyTorch" in text for text in answer.warnings)
+    assert any("not by PyTorch" in text for text in answer.basis)
 
 
 def test_compiling_a_step_of_many_launches_makes_it_shorter() -> None:

@@ -119,7 +119,7 @@ def test_a_rank_taken_from_a_name_is_said(tmp_path: Path) -> None:
         step_trace(None, None).write(tmp_path / f"rank{rank}.json")
     workload = load([tmp_path])
     assert (workload.ranks, workload.world_size) == ((0, 1), 2)
-    assert warned(workload, "rank 1 is taken from the file name")
+    assert warned(workload, "rank 1 by the name of its file")
     assert warned(workload, "2 are assumed")
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.platforms.counting_lookups import steps_of
 
 from steptime._lookups.workload import RankLookups, WorkloadLookups
+from steptime._notices import Basis, Caveat
 from steptime._program.formats import saved
 from steptime._program.load import load
 from steptime._program.program import (
@@ -151,12 +152,15 @@ def test_a_workload_carries_its_lookups_unnamed_memory_and_description(tmp_path:
     carried = Workload(
         (small(),),
         2,
+        warnings=(Basis("on h200"), "5 tables", Caveat("runs otherwise")),
         lookups=WorkloadLookups({0: RankLookups("table_batched", "sgd", steps_of((10, 5), (20, 5)))}),
         unnamed={0: UnnamedMemory((1 << 33,), (4,))},
         description=Description(batch=64, precision="fp32", parallelism={"data": 2}, parameters=12),
     )
     saved.write(carried, tmp_path / "w.json.gz")
-    assert load([tmp_path / "w.json.gz"]) == carried
+    back = load([tmp_path / "w.json.gz"])
+    assert back == carried
+    assert [type(text) for text in back.warnings] == [Basis, str, Caveat]
 
 
 def test_a_workload_saved_before_it_carried_lookups_is_read() -> None:
@@ -226,7 +230,7 @@ ONE_WORK = {name: [0] for name in Works.TYPES}
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({saved.KEY: 9}, "version 9, this steptime reads 1 to 3"),
+        ({saved.KEY: 9}, "version 9, this steptime reads 1 to 4"),
         ({saved.KEY: "x"}, "Expected `int`"),
         ({"extra": 1}, "unknown field `extra`"),
         ({"world_size": "two"}, "world_size"),

@@ -34,9 +34,9 @@ def changed(tmp_path: Path, name: str, change: Callable[[dict[str, Any]], None])
 
 
 def busy_ms(workload: Workload) -> tuple[float, str]:
-    """Computation of the first rank, and all warnings."""
+    """Computation of the first rank, and all that is said."""
     found = predict_on(workload, Platform.load(QUARTERS))
-    return found.ranks[0].compute_ms, " ".join(found.warnings)
+    return found.ranks[0].compute_ms, " ".join(text for texts in found.notices for text in texts)
 
 
 def on_cpu(content: dict[str, Any]) -> None:

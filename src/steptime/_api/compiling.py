@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from steptime._fuse.compiled import OFF, CompiledProgram, FusedKernel, compiled_programs, is_compiled, moved_bytes
+from steptime._notices import Caveat
 from steptime._plan.chances import ratios
 from steptime._platforms.platform import Platform
 from steptime._program.workload import COMPILE, Workload
@@ -34,7 +35,7 @@ def as_compiled(workload: Workload, mode: str, platform: str | Path | Platform |
         if _again(workload) is None:
             raise InputError(f"--compile {mode}: {name} is compiled already; predict it without --compile")
         said = f"{name} calls torch.compile itself, and keeps the mode that it chose"
-        return replace(workload, warnings=(*workload.warnings, f"--compile {mode}: {said}"))
+        return replace(workload, warnings=(*workload.warnings, Caveat(f"--compile {mode}: {said}")))
     if done:
         return eager(workload)
     if mode == OFF:

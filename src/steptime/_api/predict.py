@@ -11,6 +11,7 @@ from steptime._api.compiling import as_compiled, compared_with_eager
 from steptime._api.read import read
 from steptime._fuse.compiled import OFF, checked_mode
 from steptime._lookups.workload import WorkloadLookups
+from steptime._notices import Caveat
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.device import Device
 from steptime._platforms.platform import Platform, platform_parts
@@ -215,7 +216,7 @@ def idle_gpus(workload: Workload, asked: str | Path | Platform, machine: Platfor
     there = platform_ranks(asked)
     if workload.rebuild is None and there is not None and there > machine.ranks:
         named = asked.name if isinstance(asked, Platform) else asked
-        yield (
+        yield Caveat(
             f"{named} is for {there} ranks and {workload.name or 'the workload'} has {machine.ranks}: predicted on "
             f"{machine.name}, the others idle; for another number of ranks give a config or the training script"
         )

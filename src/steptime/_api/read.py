@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steptime._build.config_values import shortened
+from steptime._notices import Caveat
 from steptime._program.load import load
 from steptime._program.workload import Progress, Workload, fixed
 from steptime.errors import InputError
@@ -157,7 +158,9 @@ def _of_function(text: str, arguments: tuple[str, ...], batch: int | None, ranks
         if _NO_GROUP.search(str(error)) is None:
             raise
         return captured(text, arguments=arguments, batch=batch, ranks=platform_ranks)
-    said = f"captured as one rank, on one of {platform_ranks} GPUs: --ranks {platform_ranks} captures a job of all of them"
+    said = Caveat(
+        f"captured as one rank, on one of {platform_ranks} GPUs: --ranks {platform_ranks} captures a job of all of them"
+    )
     return replace(alone, warnings=(*alone.warnings, said))
 
 

@@ -28,6 +28,7 @@ from steptime._capture.outcome import (
     ScriptTask,
 )
 from steptime._capture.turns import in_turn, many_stages, said_of_stages
+from steptime._notices import Basis, Caveat
 from steptime._program.load import load
 from steptime._program.program import MOST_RANKS, Program
 from steptime._program.workload import Description, Workload, fixed
@@ -102,7 +103,7 @@ class Script:
     def _alone(self, first: _Run, ranks: int) -> Workload:
         messages = first.outcome.messages
         if ranks > 1:
-            messages += (f"the script joins no process group: it is one rank, on one of {ranks} GPUs",)
+            messages += (Caveat(f"the script joins no process group: it is one rank, on one of {ranks} GPUs"),)
         program = replace(first.program, rank=0, world_size=1)
         return Workload((program,), 1, "", messages)
 
@@ -153,7 +154,7 @@ def _ranked(first: _Run) -> Workload:
     ranks = first.task.ranks
     runs, owners, messages = [first], (0,) * ranks, first.outcome.messages
     if ranks > MOST_CAPTURED:
-        messages += (f"{ranks} ranks are too many to compare or to run each, so that rank 0 was taken for all",)
+        messages += (Basis(f"{ranks} ranks are too many to compare or to run each, so that rank 0 was taken for all"),)
     elif ranks > 1:
         last = first.as_rank(ranks - 1)
         difference = _difference(first, last)
@@ -166,7 +167,7 @@ def _ranked(first: _Run) -> Workload:
             shared = "rank 1 was taken for all but rank 0" if alike else f"all {ranks} ranks were run"
             messages += (f"ranks 0 and {ranks - 1} do different things ({difference}); {shared}",)
         else:
-            messages += (f"ranks 0 and {ranks - 1} do the same, op by op; rank 0 was taken for all {ranks} ranks",)
+            messages += (Basis(f"ranks 0 and {ranks - 1} do the same, op by op; rank 0 was taken for all {ranks} ranks"),)
     shared_by = owners if len(runs) < ranks else ()
     programs = tuple(run.program for run in runs)
     return Workload(programs, ranks, "", messages, owners=shared_by, groups=first.workload.groups)

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from steptime._notices import restored, saved
+
 TASK, OUTCOME, PROGRAM, CALLS = "task.json", "outcome.json", "program.json", "calls.txt"
 COMPILING = "compiling"
 """A file that is there once PyTorch's compiler has been at work, which takes none of a script's time."""
@@ -60,7 +62,7 @@ class Outcome:
 
     def document(self) -> dict[str, Any]:
         """As JSON has it."""
-        return asdict(self)
+        return {**asdict(self), "messages": saved(self.messages)}
 
     @staticmethod
     def read(folder: Path) -> Outcome | None:
@@ -69,4 +71,4 @@ class Outcome:
             document = json.loads((folder / OUTCOME).read_text())
         except (OSError, ValueError):
             return None
-        return Outcome(**{**document, "messages": tuple(document["messages"])})
+        return Outcome(**{**document, "messages": restored(document["messages"])})

@@ -31,6 +31,7 @@ from steptime._capture.turns import in_turn, many_stages, said_of_stages
 from steptime._capture.watch import LoopIteration
 from steptime._capture.world import Called, GroupRecorder, World, world
 from steptime._garbage import little_collection, no_collection
+from steptime._notices import Basis
 from steptime._program.execution import to_program
 from steptime._program.formats.execution_trace import read
 from steptime._program.program import MOST_RANKS, Program
@@ -75,14 +76,14 @@ def _captured(function: Callable[[], Any], ranks: int, alike: bool, name: str, w
     captured = [capture_rank(function, 0, ranks, name=name, warm_up=warm_up)]
     messages = captured[0].messages
     if ranks > MOST_CAPTURED and not alike:
-        messages += (f"{ranks} ranks are too many to compare or to capture each, so that rank 0 was taken for all",)
+        messages += (Basis(f"{ranks} ranks are too many to compare or to capture each, so that rank 0 was taken for all"),)
     elif ranks > 1 and not alike:
         difference = first_difference(captured[0].calls, _calls(function, ranks - 1, ranks, name))
         if difference:
             captured += [capture_rank(function, rank, ranks, name=name, warm_up=warm_up) for rank in range(1, ranks)]
             messages += (f"ranks 0 and {ranks - 1} do different things ({difference}); all {ranks} ranks were captured",)
         else:
-            messages += (f"ranks 0 and {ranks - 1} do the same, op by op; rank 0 was taken for all {ranks} ranks",)
+            messages += (Basis(f"ranks 0 and {ranks - 1} do the same, op by op; rank 0 was taken for all {ranks} ranks"),)
     owners = (0,) * ranks if len(captured) < ranks else ()
     return Workload(tuple(each.program for each in captured), ranks, name, messages, owners=owners, groups=captured[0].groups)
 

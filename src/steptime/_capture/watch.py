@@ -25,6 +25,7 @@ from steptime._capture.log import TraceRange
 from steptime._capture.record import Observation, Recorder
 from steptime._capture.refusals import user_line
 from steptime._capture.steady import SteadyLoop
+from steptime._notices import Basis
 
 
 @dataclass(frozen=True)
@@ -137,13 +138,16 @@ class LoopWatch:
         steps = "optimiser step" if self.seen.optimizer_steps else "backward pass"
         number = self.seen.optimizer_steps or self.seen.backward_passes
         what = f"up to {steps} {number}" if self._length == 1 else f"{self._length} {steps}s up to number {number}"
-        result = [f"the step is one iteration of the loop, {what}; making the model and loading data are not part of it"]
+        text = f"the step is one iteration of the loop, {what}; making the model and loading data are not part of it"
+        result: list[str] = [Basis(text)]
         difference = self._steady.difference(self._length)
         if difference:
             result.append(f"no two iterations in a row are alike (they differ in {difference}); the last one seen was taken")
         others = self._steady.others(self._length)
         if others:
-            result.append(f"{_count(others, 'iteration')} before it did something else (logging, evaluation), not part of it")
+            result.append(
+                Basis(f"{_count(others, 'iteration')} before it did something else (logging, evaluation), not part of it")
+            )
         return (*result, *self._recorder.known.said, *self._recorder.reads.messages())
 
 
@@ -196,7 +200,9 @@ def tamed(said: dict[str, None]) -> Iterator[None]:
 
     def alone(self: Any) -> Any:
         if self.num_workers:
-            said[f"the {self.num_workers} workers of a data loader were not started; batches were made in the script"] = None
+            said[
+                Basis(f"the {self.num_workers} workers of a data loader were not started; batches were made in the script")
+            ] = None
         self.__dict__.update(num_workers=0, timeout=0)
         return _SingleProcessDataLoaderIter(self)
 
@@ -205,7 +211,7 @@ def tamed(said: dict[str, None]) -> Iterator[None]:
             return following_batch(self)
 
     def not_saved(*_: Any, **__: Any) -> None:
-        said[f"{user_line()}: torch.save was skipped"] = None
+        said[Basis(f"{user_line()}: torch.save was skipped")] = None
 
     def not_scripted(model: Any = None, *_: Any, **__: Any) -> Any:
         said[f"{user_line()}: {_NOT_SCRIPTED}"] = None

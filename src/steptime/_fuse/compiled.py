@@ -17,6 +17,7 @@ from steptime._fuse.schedule import FusedGroup, scheduled
 from steptime._fuse.splits import Processors
 from steptime._hardware.device import DeviceLimits
 from steptime._models.kernels.from_ops import COLLECTIVE, COMPUTE, questions_of
+from steptime._notices import Basis
 from steptime._ops.catalogue import ADDS_TO_KEPT
 from steptime._ops.compiled import Frame, frame_of
 from steptime._ops.generated import NAMES
@@ -96,7 +97,7 @@ def compiled_workload(workload: Workload, limits: DeviceLimits) -> Workload:
         )
     found = compiled_programs(workload, limits)
     done = [each.program for each in found]
-    return replace(workload, programs=tuple(done), warnings=(*workload.warnings, f"compile = {mode}: {BY_US}"))
+    return replace(workload, programs=tuple(done), warnings=(*workload.warnings, Basis(f"compile = {mode}: {BY_US}")))
 
 
 def compiled_programs(workload: Workload, limits: DeviceLimits) -> list[CompiledProgram]:

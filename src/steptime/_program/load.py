@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from steptime._notices import Basis
 from steptime._program.checks import disagreements, implausible
 from steptime._program.collectives import everyone, numbered_from, sized_by_ops
 from steptime._program.execution import ExecutionTrace, to_program
@@ -156,9 +157,7 @@ def _with_ranks(contents: _Contents) -> list[Program]:
                 )
             program = replace(program, rank=rank)
         elif not program.meta.get("rank_said", True):
-            contents.warnings.append(
-                f"{program.source}: rank {program.rank} is taken from the file name; the trace itself does not say"
-            )
+            contents.warnings.append(Basis(f"rank {program.rank} by the name of its file: the trace does not say"))
         settled.append(program)
     return settled
 

@@ -13,7 +13,7 @@ import numpy as np
 from steptime._hardware.device import DeviceLimits, device_named
 from steptime._models.kernels.call import computed_in
 from steptime._models.power.card import StepPower
-from steptime._notices import Notices
+from steptime._notices import Basis, Notices
 from steptime._ops.operations import is_product, products_of
 from steptime._program.host_code import outside_ops
 from steptime._program.nesting import ENGINE
@@ -276,7 +276,7 @@ def predict(workload: Workload, *, profiled: bool = True) -> PredictedStep:
             "together even if they did not; record three or more"
         )
     if not result.converged:
-        notices.append(f"the step had not settled after {result.iterations} windows; the period is their mean")
+        notices.append(Basis(f"the mean of {result.iterations} windows, in which the step had not settled"))
     step_ns = float(result.period_ns[0]) + (single_step_ns(as_recorded) if profiled else 0.0)
     interval_ns = _recorded_span(as_recorded, step_ns) if profiled else _without_profiler(as_recorded, step_ns)
     text = explain(

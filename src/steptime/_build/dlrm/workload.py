@@ -35,6 +35,7 @@ from steptime._lookups.workload import (
     row_bytes,
     state_bytes,
 )
+from steptime._notices import Basis
 from steptime._program.program import Program
 from steptime._program.workload import Description, UnnamedMemory, Workload
 from steptime.errors import InputError
@@ -54,7 +55,7 @@ def dlrm_workload(model: Dlrm, ranks: int = 1, plan: Plan | Mapping[str, Any] | 
     elif not isinstance(plan, Plan):
         plan = Plan.from_dict(plan, model.tables, ranks, f"{model.name}: the plan")
     check_kinds(model, plan)
-    warnings += _unmeasured(model, plan)
+    warnings += _unmeasured(plan)
     warnings += _above_a_tile(model)
     tables = [_RankTables.of(model, plan, rank, owned) for rank, owned in enumerate(plan.split(model.tables))]
     nodes = _nodes(model, plan)
@@ -174,11 +175,11 @@ def check_kinds(model: Dlrm, plan: Plan) -> None:
             raise InputError(f"{model.name}: the plan copies table {table.name!r}, and rows in int8 have no gradient to reduce")
 
 
-def _unmeasured(model: Dlrm, plan: Plan) -> list[str]:
+def _unmeasured(plan: Plan) -> list[str]:
     kinds = sorted({placed.kind for placed in plan.placements.values()} & set(BY_NODE))
     if not kinds or plan.ranks == 1:
         return []
-    return [f"{model.name}: no step with {' or '.join(kinds)} tables was measured; its pieces are modelled like any other"]
+    return [Basis(f"tables {' or '.join(kinds)}, of which no step was measured, by models of their parts")]
 
 
 def _nodes(model: Dlrm, plan: Plan) -> Nodes | None:

@@ -15,6 +15,7 @@ from steptime._build.transformer.sampling import Sampling
 from steptime._build.transformer.schedules import BACKWARD, FORWARD
 from steptime._build.transformer.stages import EMBEDDING, StageProgram, between
 from steptime._build.transformer.weights import Weights
+from steptime._notices import Basis
 from steptime._program.program import Program
 from steptime._program.workload import COMPILE, Description, Workload
 
@@ -51,9 +52,10 @@ def _assumed(config: Transformer) -> Iterator[str]:
         load = config.experts.imbalance
         shared = "all get as many tokens" if load == 1 else f"the busiest rank gets {load:g} times the mean of tokens"
         if config.experts.capacity:
-            yield f"experts: every one gets {config.experts.capacity:g} times the mean of tokens (experts.capacity)"
+            yield Basis(f"experts: every one gets {config.experts.capacity:g} times the mean of tokens (experts.capacity)")
             return
-        yield f"experts: {shared} (experts.imbalance), and all experts of a rank as many"
+        text = f"experts: {shared} (experts.imbalance), and all experts of a rank as many"
+        yield text if load == 1 else Basis(text)
 
 
 def _unaligned(config: Transformer) -> Iterator[str]:

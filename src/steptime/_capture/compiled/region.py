@@ -27,6 +27,7 @@ from steptime._capture.compiled.environment import Environment, fakes
 from steptime._capture.compiled.modes import MODES, OFF, asked
 from steptime._capture.log import TraceRange
 from steptime._capture.tensors import is_pretended
+from steptime._notices import Caveat
 from steptime.errors import InputError
 
 _TIMED = "max-autotune"
@@ -90,7 +91,8 @@ class Regions:
         """Says that nothing was compiled, as long as this is so."""
         if not self._busy:
             self.said.pop(self._silence, None)
-            self._silence = f"torch.compile: PyTorch's compiler found nothing that it compiles{reason}; taken as run eagerly"
+            nothing = "PyTorch's compiler found nothing that it compiles"
+            self._silence = Caveat(f"torch.compile: {nothing}{reason}; taken as run eagerly")
             self.said[self._silence] = None
 
     def _converted(self, frame: Any, result: Any) -> None:
@@ -287,7 +289,7 @@ def _timed(options: dict[str, Any]) -> str:
     asked = f'mode="{mode}"' if isinstance(mode, str) and mode.startswith(_TIMED) else ""
     asked = asked or next((f'options={{"{name}": True}}' for name in _TIMING if more.get(name)), "")
     others = " or ".join(f'"{each}"' for each in MODES)
-    return asked and (
+    return asked and Caveat(
         f"torch.compile({asked}) picks its kernels by timing them on the GPU, which no capture can foresee: what it is "
         f"given is taken as run eagerly; mode={others} is captured"
     )
@@ -299,7 +301,7 @@ def _failed(code: Any, error: Exception) -> str:
     reason = str(error).strip().splitlines()
     first = reason[0][:160] if reason else type(error).__name__
     where = f"{Path(code.co_filename).name}:{code.co_firstlineno} ({code.co_name})"
-    return f"torch.compile of {where} failed here and is taken as run eagerly: {first}"
+    return Caveat(f"torch.compile of {where} failed here and is taken as run eagerly: {first}")
 
 
 _current: list[Regions] = []

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from steptime._models.host.compiled import CompiledCosts, FrameCounts
 from steptime._models.host.model import STEP, HostCost, HostModel, Speed
+from steptime._notices import Basis
 from steptime._ops.catalogue import SPARSE_UPDATES, HostClass, op_kind
 from steptime._ops.compiled import GENERATED, Frame, frame_of
 from steptime._ops.table import Arguments, op_table
@@ -259,7 +260,7 @@ class _HostWalk:
         if not self.unknown or self.unknown_ns < WORTH_SAYING * sum(item.cost.cpu_ns for item in self.spent):
             return ()
         most = ", ".join(f"{name} ({count})" for name, count in self.unknown.most_common(5))
-        return (f"host costs of {len(self.unknown)} ops were never measured and are those of their class: {most}",)
+        return (Basis(f"host costs of {len(self.unknown)} ops that were never measured, as of their class: {most}"),)
 
     def visit(self, row: int) -> None:
         """One op in its phase, with all inside it."""

@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 import msgspec
 import numpy as np
 
+from steptime import _notices as notices
 from steptime._files import write_output
 from steptime._lookups.workload import WorkloadLookups
 from steptime._program.formats import Format, TraceReader
@@ -45,8 +46,9 @@ from steptime._program.repetition import Repetition
 from steptime._program.workload import Description, Workload
 from steptime.errors import InputError
 
-VERSION = 3
-# Version 1 had neither lookups, unnamed memory nor a description; up to version 2 there were neither switches nor orders.
+VERSION = 4
+# Version 1 had neither lookups, unnamed memory nor a description; up to version 2 there were neither switches nor orders,
+# up to version 3 warnings alone among notices.
 _READABLE = range(1, VERSION + 1)
 KEY = "steptime_workload"
 
@@ -183,6 +185,7 @@ def _signature(row: list[Any]) -> Signature:
 
 _SWITCHES = frozenset(field.name for field in fields(Switches))
 _SIGNATURES = _Form(list[list[Any]], lambda each: list(map(_plain_signature, each)), lambda rows: tuple(map(_signature, rows)))
+_NOTICES = _Form(list[str | dict[str, str]], notices.saved, notices.restored)
 _META = _Form(dict[str, Any], lambda meta: _plain(dict(meta), "meta"), _restored)
 
 
@@ -203,6 +206,7 @@ _PROGRAM = _forms(
     {
         "threads": _rows(Thread), "streams": _rows(Stream), "collectives": _rows(Collective), "ops": _table(Ops),
         "calls": _table(Calls), "works": _table(Works), "signatures": _SIGNATURES, "meta": _META, "orders": _rows(StreamOrder),
+        "warnings": _NOTICES,
         "repetition": _Form(
             dict[str, Any] | None,
             lambda each: None if each is None else {**asdict(each), "twins": [*each.twins.items()]},
@@ -238,6 +242,7 @@ _WORKLOAD = _forms(
             list[_SavedProgram], lambda each: list(map(_plain_program, each)), lambda each: tuple(map(_program, each))
         ),
         "meta": _META,
+        "warnings": _NOTICES,
         "lookups": _Form(Any, WorkloadLookups.to_dict, lambda plain: WorkloadLookups.from_dict(plain, "lookups")),
     },
 )

@@ -13,6 +13,7 @@ import numpy as np
 
 from steptime._models.collectives.message import KINDS, Message
 from steptime._models.estimate import Estimate, Source
+from steptime._notices import Basis
 from steptime._platforms.fabric import Fabric
 from steptime._program.program import Collective, Program
 from steptime._program.workload import Workload
@@ -150,10 +151,10 @@ class _Asker:
             return
         if any(answer.source is Source.ANALYTIC for answer in answers.values()):
             part = "" if self._fabric.limits.analytic else "the network of "
-            text = f"{part}fabric {name} is from a data sheet: its collectives may be off by a large factor"
+            text = f"{part}fabric {name} by a data sheet, which can be off by a large factor"
         else:
-            text = f"{', '.join(beyond)} of {len(members)} ranks: beyond what was measured on {name}, extrapolated"
-        self.warnings[text] = None
+            text = f"{', '.join(beyond)} of {len(members)} ranks, extrapolated from what was measured on {name}"
+        self.warnings[Basis(text)] = None
 
     def _kind(self, kind: str) -> tuple[str, bool]:
         """The kind to ask for, and whether it stands for another."""
@@ -163,8 +164,7 @@ class _Asker:
         for alike in _ALIKE.get(kind, (kind, "all_reduce")):
             if alike in KINDS and self._fabric.knows(alike):
                 if alike != kind:
-                    text = f"fabric {self._fabric.limits.name} was never measured on {kind}; {alike} stands for it"
-                    self.warnings[text] = None
+                    self.warnings[Basis(f"{kind} as {alike}, since {self._fabric.limits.name} was not measured on it")] = None
                 return alike, alike != kind
         return "all_reduce", True
 

@@ -7,7 +7,7 @@ speed of memory, as a labelled fallback. Nothing that launches is left out.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from steptime._models.kernels.from_ops import COMPUTE, LOOKUP, RECURRENT, UNKNOW
 from steptime._models.kernels.question import LaunchTime
 from steptime._models.kernels.recurrent import WITHIN, Recurrent, StepPart, cell_parts
 from steptime._models.power.model import KernelDraw
+from steptime._notices import Basis, Caveat
 from steptime._ops.catalogue import op_kind
 from steptime._ops.generated_calls import moved_by_op
 from steptime._ops.operations import PRODUCTS, operations_of
@@ -36,6 +37,8 @@ from steptime.errors import UnsupportedError
 # Matrix products of these are cuBLAS's persistent kernels on Hopper, which the overlap model slows most.
 _PERSISTENT_PRECISIONS = ("bfloat16", "float16")
 _MATRIX_PRODUCT, _PERSISTENT = "gemm", "nvjet gemm"
+# Share of the kernels' time from which a guess is worth a warning.
+_WORTH_WARNING = 0.01
 _MULTIPLYING = (*PRODUCTS, "aten::convolution", "aten::_scaled_dot_product")
 _Call = tuple[tuple[LaunchTime, ...], Estimate, str, int, KernelDraw | None]
 """Of `OpWork`, what does not depend on the op: launches, estimate, group, what is read back and what is drawn."""
@@ -85,7 +88,7 @@ def device_work(
             *_keeps_recorded(program, recorded, device),
             *_guesses(program, unknown, every),
             *_unmeasured_switches(program, every),
-            *_added_up(program, works),
+            *_added_up(works),
         )
         results.append(DeviceWork(tuple(every), warnings))
     return results
@@ -99,7 +102,7 @@ def _other_precisions(works: Sequence[IssuedWork], device: Device) -> list[str]:
         precision for each in asked if (precision := precision_of(each.call, each.tf32)) not in limits.peak_flop_per_s
     )
     return [
-        f"{limits.name} has no {precision}: {count} products and the like are taken at the rate of {limits.rated(precision)}"
+        Caveat(f"{limits.name} has no {precision}: {count} products and the like at the rate of {limits.rated(precision)}")
         for precision, count in sorted(missing.items())
     ]
 
@@ -136,10 +139,8 @@ def _keeps_recorded(program: Program, recorded: Sequence[OpWork], device: Device
     most = _most_common(program, recorded, 3)
     if recorded[0].estimate.source is Source.ANALYTIC:
         name = device.limits.name
-        return [
-            f"kernels of ops without a model, recorded{where}, are carried to {name} by the limits of both, a guess: {most}"
-        ]
-    return [f"kernels of ops without a model keep the time they were recorded with{where}: {most}"]
+        return [Basis(f"kernels of ops without a model, recorded{where}, carried to {name} by the limits of both: {most}")]
+    return [Basis(f"kernels of ops without a model, by the time they were recorded with{where}: {most}")]
 
 
 def _most_common(program: Program, works: Sequence[OpWork], count: int) -> str:
@@ -147,12 +148,11 @@ def _most_common(program: Program, works: Sequence[OpWork], count: int) -> str:
     return ", ".join(f"{name} ({number})" for name, number in names.most_common(count))
 
 
-def _guesses(program: Program, unknown: Sequence[OpWork], works: Sequence[OpWork]) -> list[str]:
+def _guesses(program: Program, unknown: Sequence[OpWork], works: Sequence[OpWork]) -> Iterator[str]:
     """What to say of ops that are guessed: how many there are, and how much of the kernels' time they take."""
     arguments = op_table(program).arguments
     blind = [work for work in unknown if not arguments[work.op].inputs and not arguments[work.op].outputs]
     total_ns = sum(work.estimate.time_ns for work in works) or 1.0
-    messages = []
     for guessed, what, how in (
         ([work for work in unknown if work not in blind], "no model knows", "a roofline of their arguments stands for them"),
         (blind, "no usable arguments are recorded of", "each is taken as the shortest kernel: record their shapes"),
@@ -160,15 +160,19 @@ def _guesses(program: Program, unknown: Sequence[OpWork], works: Sequence[OpWork
         if guessed:
             most = _most_common(program, guessed, 5)
             share = sum(work.estimate.time_ns for work in guessed) / total_ns
-            messages.append(f"rank {program.rank}: {what} {len(guessed)} ops, {share:.1%} of the kernels' time ({most}); {how}")
-    return messages
+            yield _weighed(share, f"{what} {len(guessed)} ops, {share:.1%} of the kernels' time ({most}); {how}")
+
+
+def _weighed(share: float, text: str) -> str:
+    """A warning where it is about much of the kernels' time."""
+    return text if share >= _WORTH_WARNING else Basis(text)
 
 
 # Switches that choose kernels of which no row was measured, and what is known of these.
 _UNMEASURED = {
     "benchmark": (
-        "cuDNN searches for its fastest kernels (torch.backends.cudnn.benchmark) for ops that take",
-        "measured are those that it takes without a search, so that they may take less time than predicted",
+        "cuDNN's kernels without the search for its fastest ones (torch.backends.cudnn.benchmark) for ops that take",
+        "they may take less time",
     ),
     "other_library": (
         "another library than usual is asked for (cuDNN switched off, or a preferred BLAS) by ops that take",
@@ -181,18 +185,17 @@ _UNMEASURED = {
 }
 
 
-def _unmeasured_switches(program: Program, works: Sequence[OpWork]) -> list[str]:
+def _unmeasured_switches(program: Program, works: Sequence[OpWork]) -> Iterator[str]:
     """What to say of ops for which a script switched on what models know nothing of: how much of the time they take."""
     signatures = op_table(program).signatures
     total_ns = sum(work.estimate.time_ns for work in works) or 1.0
-    messages = []
     for switch, (what, known) in _UNMEASURED.items():
         concerned = [work for work in works if getattr(signatures[work.op].switches, switch)]
         if concerned:
             share = sum(work.estimate.time_ns for work in concerned) / total_ns
             most = _most_common(program, concerned, 3)
-            messages.append(f"rank {program.rank}: {what} {share:.1%} of the kernels' time ({most}); {known}")
-    return messages
+            text = f"{what} {share:.1%} of the kernels' time ({most}): {known}"
+            yield Basis(text) if switch == "benchmark" else _weighed(share, text)
 
 
 def _compute(work: IssuedWork, answer: KernelEstimate, known: dict[tuple[Any, ...], _Call]) -> OpWork:
@@ -247,15 +250,13 @@ def _recurrent_parts(work: IssuedWork, signature: Signature, device: Device) -> 
     return ([], 1.0) if layer is None else (layer.parts(device.limits), layer.within)
 
 
-def _added_up(program: Program, works: Sequence[IssuedWork]) -> list[str]:
+def _added_up(works: Sequence[IssuedWork]) -> list[str]:
     """What to say of recurrent layers."""
     count = sum(work.kind == RECURRENT for work in works)
     if not count:
         return []
-    return [
-        f"rank {program.rank}: {count} calls of recurrent layers or cells are added up of products and gates: forward within a "
-        f"factor of {WITHIN[False]:g}, backward of {WITHIN[True]:g}"
-    ]
+    within = f"forward within a factor of {WITHIN[False]:g}, backward of {WITHIN[True]:g}"
+    return [Basis(f"{count} calls of recurrent layers or cells, added up of products and gates: {within}")]
 
 
 def _waits(call: Call) -> bool:

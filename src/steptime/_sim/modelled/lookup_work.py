@@ -33,6 +33,7 @@ from steptime._models.lookups.question import (
     Lookup,
     rank_questions,
 )
+from steptime._notices import Basis
 from steptime._ops.catalogue import SPARSE_UPDATES
 from steptime._ops.table import OpTable, is_sparse, op_table
 from steptime._platforms.device import Device, guess
@@ -158,7 +159,7 @@ class RankQuestions:
             return DeviceWork((*batched, *unknown.works), (*self.warnings, *unknown.warnings))
         works = [*batched, *(each.work(answers) for each in self.asked)]
         beyond = any(not work.estimate.inside for work in works if work.estimate.source is not Source.ANALYTIC)
-        text = f"rank {self.program.rank}: lookups beyond what was measured on {device.limits.name} are extrapolated"
+        text = Basis(f"lookups beyond what was measured on {device.limits.name}, extrapolated")
         warnings = (*self.warnings, text) if beyond else self.warnings
         return DeviceWork(tuple(work for work in works if work.launches), warnings)
 

@@ -21,6 +21,7 @@ from steptime._models.estimate import Source
 from steptime._models.host.columns import host_columns
 from steptime._models.host.model import Speed
 from steptime._models.power.card import StepPower
+from steptime._notices import Caveat
 from steptime._ops.table import arguments_of, is_sparse
 from steptime._platforms.calibration import UNCALIBRATED, UNKNOWN_HOSTS, Calibration
 from steptime._platforms.device import Device
@@ -378,7 +379,7 @@ def _on_a_device(steps: Sequence[OneStep], *, strict: bool) -> tuple[list[OneSte
     )
     if strict:
         raise InputError(f"{where}; record it on a GPU, or drop --strict to take its tensors as lying on one")
-    message = f"{where}; all of them ({len(moved)} of {len(steps)} programs) are taken to run on one"
+    message = Caveat(f"{where}; all of them ({len(moved)} of {len(steps)} programs) are taken to run on one")
     return [replace(step, program=_moved(step.program)) if step in moved else step for step in steps], [message]
 
 

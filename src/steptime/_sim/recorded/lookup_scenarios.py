@@ -17,6 +17,7 @@ import numpy.typing as npt
 from steptime._lookups.workload import WorkloadLookups
 from steptime._models.kernels.from_ops import LOOKUP, questions_of
 from steptime._models.lookups.question import BACKWARD, DIRECTIONS, FORWARD, Lookup, rank_questions
+from steptime._notices import Basis
 from steptime._ops.catalogue import Role, op_kind
 from steptime._platforms.device import Device
 from steptime._program.program import Phase, Program, WorkKind
@@ -53,9 +54,9 @@ def predict_iterations(workload: Workload, lookups: WorkloadLookups, device: Dev
     alone_ms, alone_settled = _step_ms(inputs, works, _one_by_one(factors, slowest), len(works))
     more = {rank: time_ms - prediction.step_time_ms for rank, time_ms in zip(sorted(works), alone_ms, strict=True)}
     if unlike:
-        warnings.append(f"{unlike}; how much iterations differ is extrapolated")
+        warnings.append(Basis(f"{unlike}; how much iterations differ is extrapolated"))
     if not (settled and alone_settled):
-        warnings.append("with the lookups of some iterations the step had not settled; its time is a mean over windows")
+        warnings.append(Basis("with the lookups of some iterations the mean of windows, in which the step had not settled"))
     return replace(
         prediction,
         iterations=Iterations(tuple(step_ms), slowest, more),
