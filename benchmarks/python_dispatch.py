@@ -5,7 +5,8 @@
 The host model (`_models/host/columns.py`) has these ratios. Tensors are tiny and collectives reach nobody, so that what is left
 is Python, and all of it is told in calls of `add_` on a plain tensor: an op on a sharded tensor; each further tensor of a list;
 what makes DTensors and plain tensors of each other; a redistribution; the hooks of one module under FSDP2, and what each of its
-parameters adds where they gather and where they reduce. CPU time is counted, so that a busy machine tells the same.
+parameters adds where they gather and where they reduce; a checkpoint and each tensor that its block keeps. CPU time is counted,
+so that a busy machine tells the same.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import checkpoint
 
 ROUNDS, CALLS, LAYERS = 30, 50, 16
 PARAMETERS = (1, 16)
@@ -110,6 +112,34 @@ def _passes_us(parameters: int, shard: bool, reduces: bool, reshards: bool) -> t
     return forward, whole - forward
 
 
+class _Sigmoids(nn.Module):
+    """Ops that each keep one tensor for their backward pass."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """One after the other."""
+        for _ in range(self.count):
+            x = torch.sigmoid(x)
+        return x
+
+
+def checkpoints(add_us: float) -> None:
+    """What a checkpoint takes besides its block run twice: once, and for each tensor that its block keeps."""
+    x = torch.randn(2, 2, requires_grad=True)
+    print("checkpoints, calls of add_ for a block that keeps so many tensors:")
+    for reentrant in (False, True):
+        told = []
+        for count in PARAMETERS:
+            block = _Sigmoids(count)
+            forward, whole = repeated(lambda: block(x)), repeated(lambda: block(x).sum().backward())  # noqa: B023
+            both = repeated(lambda: checkpoint(block, x, use_reentrant=reentrant).sum().backward())  # noqa: B023
+            told.append(f"{count}: {(both - whole - forward) / add_us:.0f}")
+        print(f"  reentrant {reentrant}: {', '.join(told)}")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -117,3 +147,4 @@ if __name__ == "__main__":
     add = ops()
     conversions(add)
     hooks(add)
+    checkpoints(add)

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from tests.models.host_time import Part, columns_of, host_time
 from tests.models.test_host_model import ENGINE, program
 
+from steptime._build.transformer.build import build
+from steptime._build.transformer.config import Transformer
 from steptime._models.host.columns import HostColumns, Piece, _optimizer_cost, host_columns
-from steptime._models.host.model import STEP, HostCost, HostModel, OpCost, Speed
+from steptime._models.host.model import STEP, HostCost, HostModel, OpCost, Speed, read_host
 from steptime._ops.catalogue import HostClass
 from steptime._program.execution import to_program
 from steptime._program.formats.execution_trace import read
@@ -263,3 +265,47 @@ def test_step_counts_on_the_device_cost_adam_their_own_calls() -> None:
     assert capturable is not None
     class_cost = MODEL.classes[HostClass.FOREACH]
     assert capturable.cpu_ns - plain.cpu_ns == pytest.approx(len(more) * (class_cost.cpu_ns + 20 * class_cost.per_tensor_ns))
+
+
+def checkpointed(function: str, inside: Nodes, numbers: Sequence[int]) -> Program:
+    """One node of the backward pass, whose function has these ops with these numbers of autograd."""
+    plain = program([(ENGINE + function, -1), (function, 0), *inside])
+    return replace(plain, ops=replace(plain.ops, sequence=np.array([-1, 7, *numbers], dtype=plain.ops.sequence.dtype)))
+
+
+PYTHON = (Piece.FUNCTION, Piece.PYTHON, Piece.RECORD)
+
+
+def test_what_a_checkpoint_computes_again_is_called_from_python() -> None:
+    inside = [("aten::mm", 1), ("aten::detach", 2), ("aten::view", 1), ("aten::detach", 1), ("aten::mm", 1)]
+    again = host_columns(checkpointed("MulBackward0", inside, [8, -1, 9, -1, -1]), MODEL)
+    assert [(piece, row) for piece, row in pieces(again) if piece in PYTHON] == [
+        (Piece.FUNCTION, 1), (Piece.PYTHON, 2), (Piece.RECORD, 2), (Piece.PYTHON, 4), (Piece.RECORD, 4),
+    ]  # fmt: skip
+    more = host_columns(checkpointed("MulBackward0", [*inside, ("aten::detach", 1)], [8, -1, 9, -1, -1, -1]), MODEL)
+    spent = [each.cpu_ns[each.piece == Piece.FUNCTION].sum() for each in (again, more)]
+    assert 0 < spent[0] < spent[1]
+
+
+def test_a_reentrant_checkpoint_costs_the_same_however_much_its_block_keeps() -> None:
+    inside = [("aten::mm", 1), ("aten::view", 1), (ENGINE + "ViewBackward0", 1), ("ViewBackward0", 4), ("aten::detach", 5)]
+    columns = host_columns(checkpointed("CheckpointFunctionBackward", inside, [8, 9, -1, 9, -1]), MODEL)
+    assert [row for piece, row in pieces(columns) if piece in PYTHON] == [1, 2, 2, 3, 3]
+
+
+def test_nodes_that_compute_nothing_again_have_no_python() -> None:
+    twice = [("aten::mm", 1), ("aten::mm", 1)]  # numbered where gradients are differentiated themselves
+    for numbers in ([-1, -1], [8, 9]):
+        assert not set(PYTHON) & {
+            piece for piece, _ in pieces(host_columns(checkpointed("MulBackward0", twice, numbers), MODEL))
+        }
+
+
+def test_a_checkpointed_layer_takes_as_much_python_as_hosts_were_seen_to() -> None:
+    spent_ms = []
+    for recompute in ("none", "full"):
+        layers = Transformer(2, 768, 12, 128, 1000, batch=16, dropout=0.1, precision="bf16-autocast", recompute=recompute)
+        columns = host_columns(build(layers).programs[0], read_host("xeon-h200"))
+        spent_ms.append(columns.time_ns()[np.isin(columns.piece, PYTHON)].sum() / 1e6)
+    # 1.2 to 1.8 ms a block, as modules of other people's models (H200, torch 2.11, 2026-11-19).
+    assert 1.0 < (spent_ms[1] - spent_ms[0]) / 2 < 1.8
