@@ -11,7 +11,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
+from torch.utils.checkpoint import (  # noqa: E402
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    set_checkpoint_early_stop,
+)
 
 from steptime._capture.capture import OUTSIDE, capture  # noqa: E402
 from steptime._capture.cuda_choices import CUDNN, EFFICIENT, FLASH, MATH, attention_backend  # noqa: E402
@@ -20,6 +25,8 @@ from steptime._models.memory.lifetimes import MemoryKind  # noqa: E402
 from steptime._models.memory.peak import PeakMemory, peak_memory  # noqa: E402
 from steptime._ops.table import op_table  # noqa: E402
 from steptime._program.program import Phase, Program, Tensor, Value  # noqa: E402
+from steptime._program.workload import Workload  # noqa: E402
+from steptime._sim.prediction import Operations, operations_of  # noqa: E402
 from steptime.errors import InputError  # noqa: E402
 
 Step = Callable[[], object]
@@ -120,6 +127,50 @@ def test_a_checkpoint_runs_its_forward_again_in_backward(reentrant: bool) -> Non
     program = capture(make)
     assert names(program, Phase.FORWARD)["aten::native_dropout"] == 1
     assert names(program, Phase.BACKWARD)["aten::native_dropout"] == 1
+
+
+def products_kept() -> Any:
+    def policy(_: Any, func: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if func is torch.ops.aten.addmm.default else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+CHECKPOINTS: dict[str, dict[str, Any]] = {
+    "reentrant": {"use_reentrant": True},
+    "not reentrant": {"use_reentrant": False},
+    "all of it": {"use_reentrant": False, "early_stop": False},
+    "selective": {"use_reentrant": False, "context_fn": products_kept},
+}
+
+
+def test_what_a_checkpoint_computes_again_is_not_asked_for_by_the_model() -> None:
+    layers, product = 3, 2 * 8 * 64 * 64
+
+    def operations(**options: Any) -> Operations:
+        early_stop = options.pop("early_stop", True)
+
+        def make() -> Step:
+            blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)) for _ in range(layers)).cuda()
+            x = torch.randn(8, 64, device="cuda", requires_grad=True)
+
+            def run(x: torch.Tensor) -> torch.Tensor:
+                with set_checkpoint_early_stop(early_stop):
+                    for block in blocks:
+                        x = checkpoint(block, x, **options) if options else block(x)
+                return x
+
+            return stepping(run, torch.optim.SGD(blocks.parameters(), lr=0.1), x)  # type: ignore[arg-type]
+
+        return operations_of(Workload((capture(make),), 1))
+
+    plain = operations()
+    assert plain.model == plain.hardware == 3 * layers * 2 * product
+    again = {name: operations(**options) for name, options in CHECKPOINTS.items()}
+    assert {each.model for each in again.values()} == {plain.model}
+    # What is made last is needed by no gradient: a checkpoint stops before it where it may.
+    products = {"reentrant": 2, "not reentrant": 1, "all of it": 2, "selective": 0}
+    assert {name: (each.hardware - plain.hardware) / (layers * product) for name, each in again.items()} == products
 
 
 def test_what_comes_after_a_checkpoint_that_stopped_inside_an_op_is_not_taken_for_being_inside() -> None:

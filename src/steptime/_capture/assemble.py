@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from steptime._capture.recomputed import AFTER, AGAIN, parents
+from steptime._capture.recomputed import AFTER, AGAIN, KEPT, parents
 from steptime._program.execution import ExecutionTrace, Node
 from steptime._program.nesting import ENGINE
 from steptime._program.program import DEFAULT_SWITCHES, Signature, Switches, Tensor, Value, tensors_in
@@ -85,8 +85,10 @@ class _Tree:
         self.rows: list[_Row] = []
         self._trace, self._notes = trace, notes
         self._children: dict[int, list[int]] = {-1: []}
-        for row, parent in enumerate(parents(trace)):
+        above = parents(trace)
+        for row, parent in enumerate(above):
             self._children.setdefault(parent, []).append(row)
+        self._kept = frozenset(self._answered(above))
         for row in self._children[-1]:
             self._visit(row, -1)
 
@@ -101,11 +103,11 @@ class _Tree:
         elif node.name.startswith(HOST):
             # The op again, as the mode called it: what it is made of belongs to the op.
             note = self._notes[int(node.name[len(HOST) :])]
-            at = self._named(note.name, parent)
-            if at >= 0:
-                self.rows[at].note = note
+            op = self._named(note.name, parent)
+            if op >= 0:
+                self.rows[op].note = note
             inside = [child for again in inside for child in self._children.get(again, ())]
-        elif node.name not in (AGAIN, AFTER):
+        elif node.name not in (AGAIN, AFTER, KEPT) and at not in self._kept:
             backward = node.name.startswith(ENGINE) or (parent >= 0 and self.rows[parent].backward)
             self.rows.append(_Row(node, node.name, parent, backward))
             parent = len(self.rows) - 1
@@ -114,6 +116,15 @@ class _Tree:
             return
         for child in inside:
             self._visit(child, parent)
+
+    def _answered(self, above: Sequence[int]) -> Iterator[int]:
+        """Ops that a checkpoint does not compute again, and those that are made of one."""
+        for at, node in enumerate(self._trace.nodes):
+            if node.name == KEPT and not any(True for _ in self._noted(at)):
+                row = above[at]
+                while row >= 0 and "::" in self._trace.nodes[row].name:
+                    yield row
+                    row = above[row]
 
     def _around(self, at: int) -> str:
         above = self.rows[at].parent

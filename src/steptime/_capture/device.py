@@ -35,7 +35,7 @@ from steptime._capture.compiler import idle_compiler
 from steptime._capture.cuda_choices import chosen, scaled_dot_product_attention
 from steptime._capture.log import CommLog, Streams, TraceRange
 from steptime._capture.pinned import is_pinned, pin
-from steptime._capture.recomputed import AFTER, AGAIN
+from steptime._capture.recomputed import AFTER, AGAIN, KEPT
 from steptime._capture.switches import restored
 from steptime._capture.tensors import CUDA, META, is_pretended, is_wrapper, wrapped
 from steptime._hardware.device import reference_device
@@ -170,6 +170,7 @@ def pretended(log: CommLog, *, devices: int = 1) -> Iterator[Streams]:
         # It compares what is recomputed with what was there, and asks for devices where no mode is asked.
         stack.enter_context(patch.dict(checkpoint._allowed_determinism_checks_to_fns, {"default": _shape_and_dtype}))
         stack.enter_context(patch.object(checkpoint, "_recomputation_hook", _Recomputation))
+        stack.enter_context(patch.object(checkpoint._CachedTorchDispatchMode, "__torch_dispatch__", _answered))
         stack.enter_context(patch.object(DeviceNames, "streams", streams))
         stack.enter_context(DeviceNames())
         yield streams
@@ -188,6 +189,15 @@ class _Recomputation(checkpoint._recomputation_hook):
         self._range.__exit__(*error)
         with TraceRange(AFTER):
             pass
+
+
+_answer_or_call = checkpoint._CachedTorchDispatchMode.__torch_dispatch__
+
+
+def _answered(*args: Any, **kwargs: Any) -> Any:
+    """An op that a selective checkpoint kept or computes again."""
+    with TraceRange(KEPT):
+        return _answer_or_call(*args, **kwargs)
 
 
 def translated(device: Any) -> Any:

@@ -8,12 +8,16 @@ after it, say how many ops it lost, and so what really is around each op.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from steptime._program.execution import ExecutionTrace, Node
 
 AGAIN = "steptime:recomputed"
 """The range around what a checkpoint computes again."""
+
+KEPT = "steptime:kept"
+"""The range in which a selective checkpoint answers an op: by what it kept, if no op is inside."""
 
 AFTER = "steptime:resumed"
 """The one right after it."""
@@ -25,12 +29,13 @@ def parents(trace: ExecutionTrace) -> list[int]:
     if not any(node.name == AFTER for node in trace.nodes):
         return result
     threads: dict[int, _Thread] = defaultdict(_Thread)
-    known = {node.id for node in trace.nodes}
+    # A number that no node has may be a tensor's: those of lost ops are named by what is inside them, or taken to be.
+    lost = sorted({node.parent for node in trace.nodes} - {node.id for node in trace.nodes})
     thread: dict[int, int] = {}  # of a node; ranges of this package's own say none
     for row in sorted(range(len(result)), key=lambda row: trace.nodes[row].id):
         node = trace.nodes[row]
         thread[node.id] = thread.get(node.parent, node.tid)
-        result[row] = threads[thread[node.id]].begin(row, node, known)
+        result[row] = threads[thread[node.id]].begin(row, node, lost)
     return result
 
 
@@ -42,10 +47,10 @@ class _Thread:
     real: list[int] = field(default_factory=lambda: [-1])
     again: list[tuple[int, int, int]] = field(default_factory=list)  # id, and how much of both was open around it
 
-    def begin(self, row: int, node: Node, known: set[int]) -> int:
+    def begin(self, row: int, node: Node, lost: Sequence[int]) -> int:
         """Opens a node, and says which row is around it."""
         if node.name == AFTER and self.again:
-            self._lose(node, known)
+            self._lose(node, lost)
         elif node.parent in self.seen:
             self._close(len(self.seen) - 1 - self.seen[::-1].index(node.parent))
         elif self.again and node.parent > self.again[-1][0]:  # inside an op that was lost: not known but for that
@@ -65,10 +70,8 @@ class _Thread:
         del self.seen[to + 1 :]
         del self.real[max(1, len(self.real) - ended) :]
 
-    def _lose(self, node: Node, known: set[int]) -> None:
+    def _lose(self, node: Node, lost: Sequence[int]) -> None:
         """A recomputation has ended: the observer has closed one op of those it believes to be open, really all are closed."""
         begun, seen, real = self.again.pop()
-        lost = [number for number in range(begun + 1, node.id) if number not in known]
-        count = len(lost) if node.parent > begun else int(node.parent == begun)
         del self.seen[seen:], self.real[real:]
-        self.seen += [begun, *lost][:count]
+        self.seen += [number for number in (begun, *lost) if begun <= number <= node.parent]
