@@ -202,3 +202,19 @@ def test_a_number_that_no_card_has_is_one_line(tmp_path: Path, key: str, value: 
     with pytest.raises(InputError, match=f"not a power model .{key} is") as caught:
         PowerModel.read(file)
     assert "\n" not in str(caught.value)
+
+
+def test_a_card_that_gives_power_at_rest_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "h200-power.json"
+    replace(H200, leakage_w_per_k=10 * H200.leakage_w_per_k).write(file)
+    with pytest.raises(InputError, match="W at rest, expected more than 0"):
+        PowerModel.read(file)
+
+
+@pytest.mark.parametrize("platform", ["1xh200", "1xa100", "1xl4", "1xb200", "1xrtx-4090"])
+def test_a_step_draws_between_rest_and_cap(platform: str) -> None:
+    for batch in (1, 16):
+        step = steptime.predict({**LARGE, "precision": "bf16-autocast", "batch": batch}, platform)
+        model = Platform.load(platform).device.power
+        assert step.power is not None and model is not None
+        assert model.base_w <= step.power.power_w <= model.cap_w

@@ -85,6 +85,7 @@ def plan(
     alone = _model(model, batch, settings or {})
     if compile is not None:
         alone = replace(alone, compile=checked_mode(compile))
+    machine.device.limits.check_format(alone.precision, alone.title)
     evaluator = LayoutEvaluator(alone, machine.parts, speed)
     limit = _limit(machine, memory_bytes, headroom)
     found = search(evaluator, ranks, choices, limit_bytes=limit, executor=executor)

@@ -16,7 +16,7 @@ from typing import Any
 
 import steptime
 from steptime._hardware.description import Catalogue, Quantity, is_file, quantities, quantity, read_toml, subtable
-from steptime.errors import InputError
+from steptime.errors import InputError, UnsupportedError
 
 SCHEMA_VERSION = 1
 FOLDER = Path(steptime.__file__).parent / "data" / "devices"
@@ -24,6 +24,9 @@ FOLDER = Path(steptime.__file__).parent / "data" / "devices"
 # The precision a product of some dtype runs in.
 PRECISIONS = ("float64", "float32", "tf32", "float16", "bfloat16", "float8", "float4")
 _HALVES = ("bfloat16", "float16")
+# What products of these formats need of tensor cores; PyTorch and Transformer Engine refuse them on devices without. Scales of
+# blocks (MXFP8, NVFP4) came with products of four bits (NVIDIA, PTX ISA: block scaling of mma, sm_100 and later).
+_NEEDED = {"fp8": "float8", "float8": "float8", "mxfp8": "float4", "nvfp4": "float4", "float4x2": "float4"}
 # Of attention.
 DIRECTIONS = ("forward", "backward")
 # Kernels whose times are carried to other devices with errors of their own size; `other`: convolutions and lookups.
@@ -141,6 +144,14 @@ class DeviceLimits:
     def rank_memory_bytes(self) -> int:
         """What one rank has: parts of a device share its memory."""
         return int(self.memory_bytes.value) // self.share
+
+    def check_format(self, precision: str, where: str) -> None:
+        """Refuse products in a format of few bits that tensor cores here do not have; wider ones run at the rate of others."""
+        needed = _NEEDED.get(precision)
+        if needed is not None and needed not in self.peak_flop_per_s:
+            raise UnsupportedError(
+                f"{where}: {self.name} has no tensor cores for products in {precision}; choose another precision or device"
+            )
 
     def rated(self, precision: str) -> str:
         """At whose rate products in this precision run: its own or, where the device has none, what libraries go by instead."""

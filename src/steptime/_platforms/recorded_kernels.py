@@ -159,5 +159,6 @@ def _limit(limits: DeviceLimits, kernel: str, bound: Bound) -> float:
         return limits.bandwidth_bytes_per_s.value if link is None else link.value
     if bound is Bound.PRODUCTS:
         precision = next((precision for pattern, precision in _PRECISIONS if pattern.search(kernel)), "bfloat16")
+        limits.check_format(precision, kernel)
         return limits.peak_flop_per_s[limits.rated(precision)].value
     return limits.bandwidth_bytes_per_s.value if bound is Bound.MEMORY else instruction_rate(limits)

@@ -280,12 +280,12 @@ class Transfer:
         if not kind or question.call.dtype == "float32":
             return 0.0
         published = self.basis.attention_flop_per_s.get(direction)
+        there, where = (limits.peak_flop_per_s[limits.rated(question.call.dtype)].value for limits in (self.there, self.here))
         if published is not None and kind in _AS_PUBLISHED:
-            return published.value
+            return min(published.value, there)
         here = self.here.reach.attention_flop_per_s[kind][direction].value
         if kind != "cudnn":
-            return min(here / self._slower, math.inf if published is None else published.value)
-        there, where = (limits.peak_flop_per_s[limits.rated(question.call.dtype)].value for limits in (self.there, self.here))
+            return min(here / self._slower, math.inf if published is None else published.value, there)
         return here * there / where
 
     def lookups(self, lookups: Sequence[Lookup], known: Sequence[LookupEstimate]) -> list[LookupEstimate]:
@@ -312,7 +312,8 @@ class Transfer:
         book = self.book_ns(self.here, here)
         other = self.book_ns(self.there, there, whole_waves=self.basis.whole_waves)
         if time_ns <= book:
-            return time_ns * other / book
+            # Some kernels reach more of the limits here than the largest do; none reaches more than there is.
+            return max(time_ns * other / book, _least_ns(self.there, there))
         return math.sqrt(other**2 + (time_ns**2 - book**2) * self._slower**2)
 
     def book_ns(self, limits: DeviceLimits, work: Work, *, whole_waves: bool = False) -> float:
@@ -334,13 +335,18 @@ class Transfer:
         return start + max(computing, 1e9 * moving, 1e9 * crossing)
 
 
+def _least_ns(limits: DeviceLimits, work: Work) -> float:
+    """What the operations of a matrix product take at the peak of the data sheet."""
+    return 0.0 if work.product is None else 1e9 * work.flop / limits.peak_flop_per_s[limits.rated(work.precision)].value
+
+
 def reached_flop_per_s(limits: DeviceLimits, precision: str) -> float:
     """What the largest products reach: as published or, of another precision, the published fraction of its peak."""
     rated = limits.rated(precision)
     published = {} if limits.transfer is None else limits.transfer.product_flop_per_s
     peaks = limits.peak_flop_per_s
     if rated in published:
-        return published[rated].value
+        return min(published[rated].value, peaks[rated].value)  # some cards run above the clock of their data sheet
     alike = [one for one in published if one in peaks and (one in _ON_TENSOR_CORES) == (rated in _ON_TENSOR_CORES)]
     fractions = [published[one].value / peaks[one].value for one in alike]
     return peaks[rated].value * (sum(fractions) / len(fractions) if fractions else limits.reach.peak.value)

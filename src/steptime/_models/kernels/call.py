@@ -14,7 +14,7 @@ from typing import Any
 
 from steptime._ops.generated import NAMES as GENERATED_NAMES
 from steptime._ops.operations import PRODUCTS, TF32_BY_DEFAULT, operations_of
-from steptime._units import dtype_bytes
+from steptime._units import dtype_bytes, dtype_name
 from steptime.errors import InputError
 
 _SHAPES = 50_000
@@ -120,8 +120,8 @@ class Call:
 
     @property
     def dtype(self) -> str:
-        """The dtype of the first floating tensor, else of the first tensor, else empty."""
-        every = [tensor.dtype for tensor in self.tensors()]
+        """The dtype of the first floating tensor, else of the first tensor, else empty; one name whatever its spelling."""
+        every = [dtype_name(tensor.dtype) for tensor in self.tensors()]
         return next((name for name in every if "float" in name), every[0] if every else "")
 
     def to_json(self) -> str:

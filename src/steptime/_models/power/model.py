@@ -111,8 +111,8 @@ class PowerModel:
             numbers = value.values() if each.type.startswith("Mapping[str, float]") else [value]
             if each.type not in ("str", "Mapping[str, Any]") and not all(map(_plausible, numbers)):
                 raise ValueError(f"{each.name} is {value!r:.60}")
-        if not (self.cap_w > 0 and self.tensor_clock > 0 and self.peak * self.cap_w > self.base_w):
-            raise ValueError(f"a cap of {self.cap_w:g} W leaves nothing beside {self.base_w:.0f} W at rest")
+        if not (self.cap_w > 0 and self.tensor_clock > 0 and 0 < self.base_w < self.peak * self.cap_w):
+            raise ValueError(f"{self.base_w:.0f} W at rest, expected more than 0 and less than the cap of {self.cap_w:g} W")
 
     @property
     def base_w(self) -> float:

@@ -101,6 +101,8 @@ def _other_precisions(works: Sequence[IssuedWork], device: Device) -> list[str]:
     missing = Counter(
         precision for each in asked if (precision := precision_of(each.call, each.tf32)) not in limits.peak_flop_per_s
     )
+    for each in asked:
+        limits.check_format(each.call.dtype, each.call.op)
     return [
         Caveat(f"{limits.name} has no {precision}: {count} products and the like at the rate of {limits.rated(precision)}")
         for precision, count in sorted(missing.items())

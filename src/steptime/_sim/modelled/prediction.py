@@ -76,8 +76,10 @@ def predict_on(
     A recorded run keeps its host times, of which the profiler's part is left in if `profiled`; on another device, of a
     calibration or if asked for (`other_host`) they are those of the platform's host.
     """
+    limits = platform.device.limits
+    limits.check_format(workload.description.precision or "", workload.name or "workload")
     if workload.meta.get(COMPILE, OFF) == OFF and all(timed(program) for program in workload.programs):
-        same = all(CarriedKernels.of(each.device_name, platform.device.limits).same for each in workload.programs)
+        same = all(CarriedKernels.of(each.device_name, limits).same for each in workload.programs)
         own_host = profiled or (same and not other_host and calibration is UNCALIBRATED)
         step = modelled_run(workload, platform, profiled=profiled, own_host=own_host, strict=strict)
     else:
