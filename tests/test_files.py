@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from steptime._cli.app import run
-from steptime._files import MOST_BYTES, check_file_name, output, read_whole, refuse_overwriting, whole, write_output
+from steptime._files import (
+    MOST_BYTES,
+    check_file_name,
+    check_outputs,
+    output,
+    read_whole,
+    refuse_overwriting,
+    whole,
+    write_output,
+)
 from steptime.errors import InputError, SteptimeError, printable
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -80,6 +89,35 @@ def test_replay_and_shard_refuse_too(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert run(["replay", str(tmp_path / "run"), "--trace", str(file)]) == 2
     assert run(["shard", str(task), "--platform", "4xh200-nvlink", "--torchrec", str(task)]) == 2
     assert capsys.readouterr().err.count("would overwrite what is read") == 2
+
+
+WRITING = (
+    "predict JOB --html FILE", "predict JOB --trace FILE", "replay JOB --trace FILE", "capture JOB -o FILE.json",
+    "plan JOB --platform 8xh200-nvlink --save FILE", "plan JOB --platform 8xh200-nvlink --html FILE",
+    "plan JOB --platform 8xh200-nvlink --torchtitan FILE", "shard JOB --platform 4xh200-nvlink --html FILE",
+    "shard JOB --platform 4xh200-nvlink --torchrec FILE", "sweep JOB --platform 1xh200 --csv FILE",
+    "sweep JOB --platform 1xh200 --parquet FILE", "sweep JOB --platform 1xh200 --html FILE",
+    "sweep JOB --platform 1xh200 --resume FILE", "compare JOB JOB --csv FILE", "compare JOB JOB --html FILE",
+    "diff JOB JOB --html FILE",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("words", WRITING)
+def test_where_nothing_can_be_written_is_said_before_the_job_is_read(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "not made" / "answer"
+    job = tmp_path / "no job.toml"  # reading it would be an error too
+    assert run([each.replace("FILE", str(file)).replace("JOB", str(job)) for each in words.split()]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"cannot be written (there is no folder {file.parent})" in error
+
+
+def test_a_folder_is_no_output_and_a_device_is_one(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--html .*: cannot be written \(it is a folder\)"):
+        check_outputs({"--html": tmp_path}, ())
+    check_outputs({"--html": tmp_path / "page.html", "--trace": Path("/dev/null"), "--csv": None}, ())
 
 
 @pytest.mark.parametrize("name", ["../evil", "/evil", "a/b", "", ".hidden", "a\nb"])

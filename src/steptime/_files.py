@@ -79,6 +79,26 @@ def refuse_overwriting(outputs: Mapping[str, Path | None], inputs: Iterable[Path
                 raise InputError(f"{option} {path}: is where {before} writes; choose another name")
 
 
+def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path | str | None]) -> None:
+    """An error before work begins whose answer could not be written; outputs by the option that names them."""
+    refuse_overwriting(outputs, inputs)
+    for option, path in outputs.items():
+        why = None if path is None else _not_writable(path)
+        if why:
+            raise InputError(f"{option} {path}: cannot be written ({why}); check the folder and permissions")
+
+
+def _not_writable(path: Path) -> str:
+    """Why no file of this name could be written; empty where one can."""
+    folder = path.resolve().parent
+    if path.is_dir():
+        return "it is a folder"
+    if not folder.is_dir():
+        return f"there is no folder {path.parent}"
+    plain = path.is_file() or not path.exists()  # a device is written as it is
+    return "its folder is read-only" if plain and not os.access(folder, os.W_OK | os.X_OK) else ""
+
+
 def check_file_name(option: str, name: str) -> None:
     """An error where a name could not be a file's, or would lead to another folder."""
     if not _NAME.fullmatch(name):

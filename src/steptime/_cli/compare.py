@@ -59,7 +59,7 @@ def compare(
     """Compare answers: which is fastest, what differs, whether the difference exceeds its uncertainty; for two, why."""
     from steptime._api.compare import compare as compared
     from steptime._api.read import runs_code
-    from steptime._files import refuse_overwriting
+    from steptime._files import check_outputs
     from steptime._report.compare_text import print_comparison
     from steptime._report.plan_text import print_written
     from steptime._sweep.axes import listed
@@ -67,7 +67,7 @@ def compare(
     before = len(answers) - context.meta[AFTER]
     own = answers[before:] if any(runs_code(each) for each in answers[:before]) else []
     answers = answers[: len(answers) - len(own)]
-    refuse_overwriting({"--html": html, "--csv": csv}, input_files(answers, calibration))
+    check_outputs({"--html": html, "--csv": csv}, input_files(answers, calibration))
     for each in answers:
         announce(each, quiet=json)
     machines = None if platform is None else listed(platform, "--platform")

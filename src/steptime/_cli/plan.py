@@ -63,10 +63,10 @@ def plan(
 ) -> None:
     """Find how to share a Transformer among GPUs for the most tokens a second, and say why."""
     from steptime._api.plan import plan as planned
-    from steptime._files import refuse_overwriting, write_output
+    from steptime._files import check_outputs, write_output
     from steptime._report.plan_text import print_plan, print_written
 
-    refuse_overwriting({"--html": html, "--save": save, "--torchtitan": torchtitan}, (model, platform, calibration))
+    check_outputs({"--html": html, "--save": save, "--torchtitan": torchtitan}, (model, platform, calibration))
     with working("searching layouts"):
         answer = planned(
             model,

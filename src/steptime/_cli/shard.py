@@ -82,7 +82,7 @@ def shard(
     from steptime._api.predict import calibration_for
     from steptime._api.shard import machine_for, task_for
     from steptime._api.shard import shard as sharded
-    from steptime._files import refuse_overwriting, write_output
+    from steptime._files import check_outputs, write_output
     from steptime._report.json import dumps
     from steptime._report.shard.document import evaluated_document
     from steptime._report.shard.text import print_evaluated, print_files, print_shard
@@ -91,7 +91,7 @@ def shard(
     days = [*(lookups or ()), *(more or ())]
     if more and not lookups:
         raise InputError(f"{more[0]}: one task at a time; files of several days go behind --lookups")
-    refuse_overwriting({"--html": html, "--torchrec": torchrec}, (task, platform, calibration, evaluate, *days))
+    check_outputs({"--html": html, "--torchrec": torchrec}, (task, platform, calibration, evaluate, *days))
     machine = machine_for(platform, ranks, fabric)
     chosen = settings_of(settings)
     sharding_task = task_for(task, machine, ranks=ranks, batch=batch, settings=chosen, memory_bytes=memory, headroom=headroom)

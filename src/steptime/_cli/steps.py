@@ -102,7 +102,7 @@ def predict(
     """Predict the steady-state step time, say how sure that is, where the time goes and why."""
     from steptime._api.predict import platform_ranks
     from steptime._api.predict import predict as predicted
-    from steptime._files import refuse_overwriting
+    from steptime._files import check_outputs
     from steptime._fuse.compiled import checked_mode
     from steptime._report.compiling import CompiledPrediction, print_compiled
     from steptime._report.text import print_prediction
@@ -112,7 +112,7 @@ def predict(
     if compile_mode is not None:
         checked_mode(compile_mode)
     outputs = {"--html": html, "--trace": trace}
-    refuse_overwriting(outputs, input_files(workload, plan, platform, device, host, fabric, lookups, calibration))
+    check_outputs(outputs, input_files(workload, plan, platform, device, host, fabric, lookups, calibration))
     job = read(
         workload, batch=batch, ranks=ranks, plan=plan, settings=settings_of(settings),
         platform_ranks=platform_ranks(platform), limit_s=limit, quiet=json,
@@ -168,10 +168,10 @@ def replay(
     """Play a run's own kernel times and host gaps through the simulator and compare with the recorded steps."""
     from steptime._api.predict import find_measured
     from steptime._api.predict import replay as replayed
-    from steptime._files import refuse_overwriting
+    from steptime._files import check_outputs
     from steptime._report.text import print_replay
 
-    refuse_overwriting({"--trace": trace}, input_files(traces, measured))
+    check_outputs({"--trace": trace}, input_files(traces, measured))
     answer = replayed(read(traces), measured=measured or find_measured(traces))
     if trace is not None:
         answer.trace(trace)
@@ -214,12 +214,14 @@ def capture(
 ) -> None:
     """Save what a PyTorch training step does, without a GPU: forward, backward and optimiser, op by op."""
     from steptime._api.read import capture as captured
+    from steptime._files import check_outputs
     from steptime._program.formats import saved
     from steptime._report.json import dumps
     from steptime._report.words import size_words
 
     if not output.name.endswith((".json", ".json.gz")):
         raise InputError(f"{output}: a workload is saved as one file; give a name that ends in .json or .json.gz")
+    check_outputs({"-o": output}, ())
     skew_experts(expert_skew)
     announce(function, quiet=json)
     workload = captured(function, arguments=arguments or (), batch=batch, ranks=ranks, limit_s=limit)

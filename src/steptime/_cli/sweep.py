@@ -108,7 +108,7 @@ def sweep(
 ) -> None:
     """Predict one job in many variants (machines, batches, ranks, any key of its config): which fits, which is best."""
     from steptime._api.sweep import sweep as swept
-    from steptime._files import refuse_overwriting
+    from steptime._files import check_outputs
     from steptime._report.sweep_text import print_sweep
     from steptime._sweep.axes import listed, quantities, whole_numbers
     from steptime._units import POWER
@@ -119,8 +119,7 @@ def sweep(
     files = {"--csv": csv, "--parquet": parquet, "--html": html}
     options = {"--plan": plan, "--lookups": lookups, "--calibration": calibration, "--fabric": fabric, "--platform": platform}
     read = [each for option, text in options.items() for each in several(option, text) or ()]
-    refuse_overwriting({**files, "--resume": resume}, input_files(workload, *read))
-    refuse_overwriting(files, [resume])
+    check_outputs({**files, "--resume": resume}, input_files(workload, *read))
     announce(workload[0], quiet=json)
     with _progress() as progress:
         answer = swept(

@@ -78,10 +78,10 @@ def diff(
     """Compare two steps of one model and say what makes the second longer or shorter, in parts that add up."""
     from steptime._api.diff import diff as compared
     from steptime._api.predict import platform_ranks
-    from steptime._files import refuse_overwriting
+    from steptime._files import check_outputs
     from steptime._report.diff import print_diff
 
-    refuse_overwriting({"--html": html}, input_files([before, after], calibration))
+    check_outputs({"--html": html}, input_files([before, after], calibration))
     machines = before_platform or platform, after_platform or platform
     first, second = (
         read([source], platform_ranks=platform_ranks(machine), quiet=json)
