@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from steptime._api.predict import find_measured
 from steptime._program.load import load
 from steptime._report.answers import Replayed, Unprofiled
 from steptime._sim.recorded.replay import Replay, replay
+from steptime._units import ms
 from steptime.errors import InputError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "h200_mps4_dlrm"
@@ -42,6 +44,15 @@ def test_the_window_of_a_replay_is_its_steps() -> None:
     report = Replayed.of(played())
     for rank in report.prediction.ranks:
         assert rank.step_ms == pytest.approx(report.prediction.step_time_ms)
+
+
+def test_the_range_of_a_replay_holds_its_step_and_the_recorded_ones() -> None:
+    for step in played().steps:
+        report = Replayed.of(replace(played(), steps=(step,)))
+        assert step.error != 0
+        low, high = report.prediction.interval_ms
+        assert low <= ms(step.measured_ns) <= high
+        assert low <= report.prediction.step_time_ms <= high
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ class Replayed:
             played.timeline,
             Window(len(played.steps), _begin_ns(played), max(sum(s.predicted_ns for s in played.steps), 1)),
             step_ns=mean_ns,
-            interval_ms=(min(recorded_ms), max(recorded_ms)),
+            interval_ms=(min(*recorded_ms, ms(mean_ns)), max(*recorded_ms, ms(mean_ns))),
             notices=notices,
         )
         unprofiled = None if measured is None else Unprofiled.read(measured, played)
