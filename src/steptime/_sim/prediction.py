@@ -187,7 +187,7 @@ class PredictedStep:
     straggler: Straggler | None
     bound: StepBound
     timeline: Timeline  # what it was read from
-    first_step_ms: float | None = None  # a single step from empty queues
+    first_step_ms: float | None = None  # a single step from empty queues, where that is not the step
     coverage: Mapping[str, float] = field(default_factory=lambda: {"measured": 1.0})  # source -> share of device time
     # As `predict --json` has it; nothing is known of the memory of a prediction as recorded. `unknown` says why on a platform.
     memory: Mapping[str, Any] = field(default_factory=lambda: {"peak_bytes": None})
@@ -286,7 +286,7 @@ def predict(workload: Workload, *, profiled: bool = True) -> PredictedStep:
         step_ns=step_ns,
         interval_ms=(ms(interval_ns[0]), ms(interval_ns[1])),
         complete=not workload.absent,
-        first_step_ms=ms(result.first_ns[0]),
+        first_ns=int(result.first_ns[0]),
         notices=notices,
     )
     peak = None if workload.cut_off else recorded_peak_flop_per_s(workload, text.operations.precision)
@@ -357,7 +357,7 @@ def explain(
     step_ns: float,
     interval_ms: tuple[float, float],
     complete: bool = True,
-    first_step_ms: float | None = None,
+    first_ns: int | None = None,
     notices: Sequence[str] = (),
 ) -> PredictedStep:
     """Read the answers out of a timeline. Not `complete`: ranks are left out of it, and nobody can say who waits for whom."""
@@ -376,6 +376,6 @@ def explain(
         straggler=waited.straggler,
         bound=StepBound.of(seen, path, waited),
         timeline=timeline,
-        first_step_ms=first_step_ms,
+        first_step_ms=None if first_ns in (None, round(step_ns)) else ms(first_ns or 0),
         notices=Notices.of(notices),
     )

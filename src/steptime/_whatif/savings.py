@@ -140,7 +140,7 @@ class Scene:
             step_ns=step_ns,
             interval_ms=interval_ms,
             complete=not base.workload.absent or base.platform is not None,
-            first_step_ms=ms(result.first_ns[0]),
+            first_ns=int(result.first_ns[0]),
         )
         operations, peak = _computed(base, explained.operations, changes)
         return replace(

@@ -108,7 +108,7 @@ def prediction_of(
         Window(steps),
         step_ns=played.step_ns,
         interval_ms=(ms(low), ms(high)),
-        first_step_ms=ms(played.steady.first_ns[0]),
+        first_ns=int(played.steady.first_ns[0]),
         notices=[*step.warnings, *_notices(played)],
     )
     peak, power = peak_flop_per_s(step.platform.device.limits, predicted.operations.precision), played.power
