@@ -99,7 +99,7 @@ def predict(
 
     def predicted(job: Workload) -> PredictedStep:
         step = predict_on(job, machine, calibration=speed, strict=strict, profiled=profiled, other_host=host is not None)
-        step = replace(step, notices=step.notices.after(*idle_gpus(workload, platform, machine)))
+        step = replace(step, notices=step.notices.after(*idle_gpus(job, machine)))
         return replace(within(step, memory_bytes), price=price)
 
     step = predicted(workload)
@@ -163,7 +163,11 @@ def platform_for(
     fits = ranks is not None and (ranks < parts.ranks or fabric is not None)
     named = [None if each is None else str(each) for each in (device, host, fabric)]
     chosen = parts.swapped(ranks=ranks if fits else None, device=named[0], host=named[1], fabric=named[2])
-    return platform if isinstance(platform, Platform) and chosen == parts else Platform.of(chosen)
+    before = platform if isinstance(platform, Platform) else None
+    if before is not None and chosen == parts:
+        return before
+    part_of = parts if chosen.ranks < parts.ranks else None if before is None else before.part_of
+    return replace(Platform.of(chosen), part_of=part_of)
 
 
 def checked_memory(memory_bytes: int | None) -> int | None:
@@ -211,13 +215,12 @@ def _check_profiled(workload: Workload, host: str | Path | None, *, profiled: bo
         raise InputError(f"--profiled --host {host}: host times are those that were recorded; give one of the two")
 
 
-def idle_gpus(workload: Workload, asked: str | Path | Platform, machine: Platform) -> Iterator[str]:
+def idle_gpus(workload: Workload, machine: Platform) -> Iterator[str]:
     """That a run which cannot be made anew leaves GPUs of the platform alone."""
-    there = platform_ranks(asked)
-    if workload.rebuild is None and there is not None and there > machine.ranks:
-        named = asked.name if isinstance(asked, Platform) else asked
+    whole = machine.part_of
+    if workload.rebuild is None and whole is not None:
         yield Caveat(
-            f"{named} is for {there} ranks and {workload.name or 'the workload'} has {machine.ranks}: predicted on "
+            f"{whole.name} is for {whole.ranks} ranks and {workload.name or 'the workload'} has {machine.ranks}: predicted on "
             f"{machine.name}, the others idle; for another number of ranks give a config or the training script"
         )
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steptime._api.predict import calibration_for, idle_gpus, platform_for, platform_ranks, predict
+from steptime._api.predict import calibration_for, platform_for, platform_ranks, predict
 from steptime._api.read import read
 from steptime._platforms.calibration import Calibration
 from steptime._platforms.platform import Platform
@@ -54,8 +54,6 @@ def whatif(
     machine = None if platform is None else platform_for(platform, workload.world_size)
     speed = None if machine is None else calibration_for(calibration, machine)
     step = predict(workload, machine, calibration=calibration if machine is None else speed, profiled=profiled)
-    if machine is not None and platform is not None:
-        step = replace(step, notices=step.notices.after(*idle_gpus(workload, platform, machine)))
     found = suggested(_scene(step, machine)[0])
     return Suggestions(step, found.savings, found.tried, found.meanings)
 

@@ -128,14 +128,12 @@ class Subject:
         return self._last[key]
 
     def _predicted(self, values: Values, *, helps: bool) -> Prediction:
-        workload, changes = self.built(values), changes_of(values)
-        if not helps and not any("batch" in change.lower() for change in changes):  # another batch is built anew
-            workload = replace(workload, rebuild=None)
-        options: dict[str, Any] = {"what_if": changes, "price": values["price"], "host": values["host"]}
-        options |= {"power_cap_w": values["power_cap_w"], "calibration": self.calibration}
+        workload = self.built(values)
+        options: dict[str, Any] = {"what_if": changes_of(values), "price": values["price"], "host": values["host"]}
+        options |= {"power_cap_w": values["power_cap_w"], "calibration": self.calibration, "suggest": helps}
         if values["platform"] == AS_RECORDED:
             return predict(workload, device=values["device"], fabric=values["fabric"], **options)
-        return predict(workload, self._machine(values["platform"], workload.world_size, values), **options)
+        return predict(workload, self._machine(values, workload.world_size), **options)
 
     def suggested(self, given: Values) -> Suggestions:
         """The changes that would save most of a variant, whatever changes it has already."""
@@ -143,7 +141,7 @@ class Subject:
         workload = self.built(values)
         if values["platform"] == AS_RECORDED:
             return whatif(workload)
-        machine, power_w = self._machine(values["platform"], workload.world_size, values), values["power_cap_w"]
+        machine, power_w = self._machine(values, workload.world_size), values["power_cap_w"]
         if power_w is not None:
             machine = replace(machine, device=machine.device.capped(power_w))
         return whatif(workload, machine, calibration=self.calibration)
@@ -190,7 +188,8 @@ class Subject:
         ranks = values["ranks"] if "ranks" in changed or resized or self._open_ranks else None
         return changed.get("batch"), ranks, settings
 
-    def _machine(self, platform: str, ranks: int, values: Values) -> Platform:
+    def _machine(self, values: Values, ranks: int) -> Platform:
+        platform = self._platform_name(values, ranks)
         key = (platform, ranks, values["device"], values["host"], values["fabric"])
         if key not in self._machines:
             _forget(self._machines)
@@ -198,19 +197,18 @@ class Subject:
             self._machines[key] = platform_for(platform, ranks, **parts)
         return self._machines[key]
 
+    def _platform_name(self, values: Values, ranks: int | None) -> str:
+        """By the name it was given where it is the same machine; the control has that of all its ranks."""
+        same = "platform" not in self.changed(values) and ranks in (None, self.workload.world_size)
+        return self.platform if self.platform and same else str(values["platform"])
+
     def command(self, given: Values) -> str:
         """The command line that predicts the same."""
         values = self.checked(given)
         batch, ranks, settings = self._asked(values)
         options: list[str] = []
         if values["platform"] != AS_RECORDED:
-            # By the name it was given where it is the same machine; the control has that of all its ranks.
-            same = (
-                self.platform is not None
-                and "platform" not in self.changed(values)
-                and ranks in (None, self.workload.world_size)
-            )
-            options += ["--platform", self.platform if same and self.platform else values["platform"]]
+            options += ["--platform", self._platform_name(values, ranks)]
         named = {
             "--batch": batch,
             "--ranks": ranks,

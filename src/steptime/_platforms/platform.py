@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,7 @@ class Platform:
     device: Device
     host: HostModel
     fabric: Fabric | None
+    part_of: PlatformParts | None = field(default=None, compare=False)  # the one with more ranks, where these are some of its
 
     @property
     def overlap(self) -> Overlap:
