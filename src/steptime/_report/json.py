@@ -19,7 +19,7 @@ _DIGITS = 6
 # A step costs millionths of a dollar or thousands.
 _COST, _COST_DIGITS = "cost_", 6
 # Sums of thousands of kernels' energies: the last digits are those of the order of additions, which libraries choose.
-_POWER_DIGITS = 4
+_DIGITS_OF = {"power_w": 4, "energy_j": 4}
 
 Document = dict[str, Any]
 
@@ -90,9 +90,9 @@ def power_document(power: StepPower | None) -> Document:
     if power is None:
         return dict.fromkeys(("power_w", "clock_hz", "energy_j", "power_cap_w", "power_capped"))
     return {
-        "power_w": round(power.power_w, _POWER_DIGITS),
+        "power_w": power.power_w,
         "clock_hz": power.clock_hz,
-        "energy_j": round(power.energy_j, _POWER_DIGITS),
+        "energy_j": power.energy_j,
         "power_cap_w": power.cap_w,
         "power_capped": power.capped,
     }
@@ -115,17 +115,13 @@ def iterations_document(iterations: Iterations) -> Document:
     }
 
 
-def rounded(value: Any) -> Any:
-    """Plain values with their numbers as exact as anyone needs."""
+def rounded(value: Any, name: str = "") -> Any:
+    """Plain values with their numbers as exact as anyone needs; `name` is the key that they stand under."""
     if isinstance(value, float):
-        return round(value, _DIGITS)
+        small = name.startswith(_COST)  # digits that matter, however small the amount
+        return float(f"{value:.{_COST_DIGITS}g}") if small else round(value, _DIGITS_OF.get(name, _DIGITS))
     if isinstance(value, dict):
-        return {key: _cost(item) if key.startswith(_COST) else rounded(item) for key, item in value.items()}
+        return {key: rounded(item, str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [rounded(item) for item in value]
+        return [rounded(item, name) for item in value]
     return value
-
-
-def _cost(value: Any) -> Any:
-    """Round to digits that matter, however small the amount."""
-    return float(f"{value:.{_COST_DIGITS}g}") if isinstance(value, float) else rounded(value)
