@@ -24,7 +24,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "h200_mps4_dlrm"
 
 PREDICT_KEYS = {
     "schema_version", "step_time_ms", "interval_ms", "first_step_ms", "bound_by", "ranks", "breakdown", "critical_path",
-    "straggler", "memory", "coverage", "warnings", "platform", "workload", "batch", "sequence", "precision", "numerics", "parallelism",
+    "straggler", "memory", "coverage", "warnings", "platform", "workload", "batch", "sequence", "precision", "parallelism",
+    "numerics",
     "parameters", "active_parameters", "samples_per_s", "tokens_per_s", "flop", "mfu", "hfu", "power_w", "clock_hz", "energy_j",
     "basis", "power_cap_w", "power_capped", "situation", "profiled", "host_code_ms", "verdict", "price", "cost_per_step",
     "cost_per_million_samples", "cost_per_trillion_tokens", "draws_ms",

@@ -21,9 +21,9 @@ from steptime._shard.rules import DIVIDING_RULES, RULES
 PRECISION, PARALLEL, TABLES, MODEL = "Precision and kernels", "Parallelism", "Sharding", "Model"
 _MOST = 1 << 31
 # What a person changes often; other keys of a model are shown on demand.
-_OFTEN = ("precision", "optimizer", "fused", "recompute", "attention", "gradient_accumulation", "sequence", "layers")
+_OFTEN = ("precision", "states", "optimizer", "fused", "recompute", "attention", "gradient_accumulation", "sequence", "layers")
 _OFTEN_PARALLEL = (*DEGREES, "zero", "sequence", "schedule", "chunks")
-_IN_PRECISION = ("precision", "fp8_recipe", "optimizer", "fused", "attention", "recompute", "gradient_accumulation")
+_IN_PRECISION = ("precision", "states", "fp8_recipe", "optimizer", "fused", "attention", "recompute", "gradient_accumulation")
 _ZERO = 2  # the highest level of `zero`; level 3 is `fsdp`
 _DOUBLINGS = 7  # of a slider that begins at 1
 _TRANSFORMER_CHOICES = {**CHOICES, "fp8_recipe": ("", *RECIPES), "recompute": (NONE, SELECTIVE, FULL, OPS)}
