@@ -64,10 +64,11 @@ LEAST_INSIDE = 0.25
 # Python around ops, in calls of `add_`, measured on a CPU with PyTorch 2.13 (benchmarks/python_dispatch.py): DTensor's dispatch
 # of an op, and of each tensor in a list; what makes DTensors and plain tensors of each other and redistributes them; FSDP2's
 # hooks around a module, and what gathering and reducing take besides their ops, each with what a parameter adds. The last two
-# are 1.5 and 2.6 times that on a GPU, where streams and events come in: seven tiny steps without a wire, in eight processes at
-# once (benchmarks/h200/divided_parts.py, 2026-11-18), are then 9 % short to 18 % long.
+# take longer on a GPU, where streams and events come in: seven tiny steps without a wire, in eight processes at once
+# (benchmarks/h200/divided_parts.py, 2026-11-18), took 1.5 and 2.6 times that at 2.32 times a burst's speed. Hosts at once take
+# 1.25 times as long (`host_slowdown`), and steps 2.54 (`STEP`), which leaves 1.1 and 1.9.
 _SHARDED_OP, _SHARDED_TENSOR = 7.2, 0.78
-_ON_GPU_DTENSOR, _ON_GPU_FSDP = 1.5, 2.6
+_ON_GPU_DTENSOR, _ON_GPU_FSDP = 1.1, 1.9
 _DTENSOR = {
     "_FromTorchTensor": 11.0, "_ToTorchTensor": 2.0, "_FromTorchTensorBackward": 13.5, "_ToTorchTensorBackward": 13.5,
     "Redistribute": 39.0, "RedistributeBackward": 76.0,
