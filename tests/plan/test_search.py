@@ -150,14 +150,6 @@ def test_json_has_the_keys_that_are_promised(planned: Planned) -> None:
     json.dumps(document, allow_nan=False)
 
 
-def test_torchtitan_is_told_the_same_degrees(planned: Planned) -> None:
-    values = tomllib.loads(planned.torchtitan())
-    parallel = planned.found.best.layout.parallel
-    assert values["parallelism"]["tensor_parallel_degree"] == parallel.tensor
-    assert values["parallelism"]["data_parallel_shard_degree"] == parallel.fsdp
-    assert values["training"]["global_batch_size"] == MODEL.batch
-
-
 def test_a_config_with_odd_text_is_written_so_that_it_reads_the_same(planned: Planned, tmp_path: Path) -> None:
     odd = replace(planned, found=replace(planned.found, model=replace(MODEL, name='a "b" \\ c\n#')))
     file = tmp_path / "odd.toml"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from steptime._plan.evaluate import LayoutEvaluator
 from steptime._plan.explain import compared
 from steptime._plan.search import search
 from steptime._plan.space import Choices
+from steptime._plan.torchtitan import runnable
 from steptime._platforms.calibration import Calibration
 from steptime._platforms.names import joining
 from steptime._platforms.platform import Platform
@@ -26,6 +27,7 @@ from steptime._report.plan import Planned
 from steptime._sim.modelled.prediction import within
 from steptime.errors import InputError
 
+TORCHTITAN = "torchtitan"
 # Keys of a config that a search chooses, besides [parallel].
 _SEARCHED = ("ranks", "gradient_accumulation", "recompute", "checkpointing")
 
@@ -54,7 +56,9 @@ def plan(
     fabric: str | Path | None = None,
     calibration: str | Path | Calibration | None = None,
     compile: str | None = None,
+    framework: str | None = None,
     executor: Executor | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Planned:
     """Search for the layout with the shortest step that fits, and say why it is.
 
@@ -63,8 +67,10 @@ def plan(
     keys of the config with other values, dotted. What follows bounds the search:
     each is the values that may be chosen, whatever divides where nothing is given. `memory_bytes` is what a rank may use,
     `headroom` a share of it that is left free. `price` is of one GPU for an hour. `compile` is a mode of `torch.compile` as
-    which layouts are predicted, if not the config's. `executor` runs the questions: processes,
-    or a cluster's `concurrent.futures.Executor`; without one, processes of this machine.
+    which layouts are predicted, if not the config's. `framework="torchtitan"` searches only layouts that torchtitan runs
+    (`torchtitan()` of the answer writes the best one), and refuses a model that it cannot run. `executor` runs the questions:
+    processes, or a cluster's `concurrent.futures.Executor`; without one, processes of this machine. `progress` is told how far
+    the search is.
     """
     ranks = platform_ranks(platform) if gpus is None else gpus
     assert ranks is not None
@@ -86,9 +92,13 @@ def plan(
     if compile is not None:
         alone = replace(alone, compile=checked_mode(compile))
     machine.device.limits.check_format(alone.precision, alone.title)
+    if framework not in (None, TORCHTITAN):
+        raise InputError(f"framework is {framework!r}; expected {TORCHTITAN!r} or none")
+    if framework is not None:
+        choices = runnable(alone, choices)
     evaluator = LayoutEvaluator(alone, machine.parts, speed)
     limit = _limit(machine, memory_bytes, headroom)
-    found = search(evaluator, ranks, choices, limit_bytes=limit, executor=executor)
+    found = search(evaluator, ranks, choices, limit_bytes=limit, executor=executor, progress=progress)
     best = replace(within(evaluator.predicted(found.best.layout), limit), price=price)
     return Planned(found, best, compared(found), limit)
 

@@ -103,6 +103,8 @@ _SKEW = "STEPTIME_EXPERT_SKEW"  # read where experts are routed to, also in the 
 NO_TORCH = "measuring needs PyTorch, which is not installed; pip install 'steptime[measure]' (predicting does without)"
 # Reads shorter than this need no progress bar.
 PATIENCE_S = 0.5
+# A pipe or file gets a line of progress so often.
+LINE_EVERY_S = 15.0
 # Columns where stdout is no terminal and COLUMNS does not say.
 FILE_WIDTH = 100
 # Narrower than this, lines are left to the terminal to break.
@@ -222,10 +224,17 @@ def print_files(console: Console, trace: Path | None, page: Path | None = None) 
 
 
 @contextmanager
-def working(what: str) -> Iterator[None]:
-    """Says on a terminal what takes longer than a second, until it is done."""
+def working(what: str) -> Iterator[Callable[[str], None]]:
+    """Says what takes longer than a second, until it is done, and what its callback is told; in a pipe a line now and then."""
     if not sys.stderr.isatty():
-        yield
+        told = [time.monotonic()]
+
+        def line(more: str) -> None:
+            if time.monotonic() - told[0] >= LINE_EVERY_S:
+                told[0] = time.monotonic()
+                print(f"steptime: {what}: {more}", file=sys.stderr, flush=True)
+
+        yield line
         return
     from rich.console import Console
 
@@ -234,7 +243,7 @@ def working(what: str) -> Iterator[None]:
     begin.daemon = True
     begin.start()
     try:
-        yield
+        yield lambda more: status.update(f"{what}: {more}")
     finally:
         begin.cancel()
         begin.join()

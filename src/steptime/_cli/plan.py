@@ -58,7 +58,8 @@ def plan(
     html: Annotated[Path | None, Option("--html", metavar="FILE", help="Write a single HTML page that works offline.")] = None,
     save: Annotated[Path | None, Option("--save", metavar="FILE", help="Write the best layout as a config (.toml).")] = None,
     torchtitan: Annotated[
-        Path | None, Option("--torchtitan", metavar="FILE", help="Write the best layout as torchtitan's job config (.toml).")
+        Path | None,
+        Option("--torchtitan", metavar="FILE", help="Write the best layout that torchtitan runs as its configuration (.py)."),
     ] = None,
 ) -> None:
     """Find how to share a Transformer among GPUs for the most tokens a second, and say why."""
@@ -67,7 +68,7 @@ def plan(
     from steptime._report.plan_text import print_plan, print_written
 
     check_outputs({"--html": html, "--save": save, "--torchtitan": torchtitan}, (model, platform, calibration))
-    with working("searching layouts"):
+    with working("searching layouts") as progress:
         answer = planned(
             model,
             platform,
@@ -91,6 +92,8 @@ def plan(
             fabric=fabric,
             calibration=calibration,
             compile=compile_mode,
+            framework=None if torchtitan is None else "torchtitan",
+            progress=progress,
         )
     for file, text in ((save, answer.config), (torchtitan, answer.torchtitan)):
         if file is not None:

@@ -93,13 +93,15 @@ def search(
     *,
     limit_bytes: int | None = None,
     executor: Executor | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> FoundLayouts:
-    """The layouts of a model; `limit_bytes` is what a rank may use of its device."""
+    """The layouts of a model; `limit_bytes` is what a rank may use of its device, `progress` is told how far the search is."""
     began = time.monotonic()
     model = evaluator.model
     space = layouts_of(model, gpus, choices)
     limit = evaluator.platform.device.limits.rank_memory_bytes if limit_bytes is None else limit_bytes
-    with _asking(executor, len(space.layouts)) as ask:
+    with _asking(executor, len(space.layouts)) as unseen:
+        ask = _counted(unseen, f"{len(space.layouts):,} layouts", progress) if progress else unseen
         bounds = _sizes_asked(evaluator, space.layouts, ask)
         peaks = {layout: bounds.peak_bytes(layout) for layout in space.layouts}
         fitting = [layout for layout in space.layouts if peaks[layout] <= limit * _MEMORY_ABOVE]
@@ -262,6 +264,17 @@ def _asked(ask: Ask, question: Callable[[Key], Answer], keys: Iterator[Key]) -> 
     """Each distinct question once."""
     distinct = list(dict.fromkeys(keys))
     return dict(zip(distinct, ask(question, distinct), strict=True))
+
+
+def _counted(ask: Ask, layouts: str, progress: Callable[[str], None]) -> Ask:
+    """Tell how many questions of one kind are answered."""
+
+    def counting(question: Callable[[Key], Answer], keys: Sequence[Key]) -> Iterator[Answer]:
+        for number, answer in enumerate(ask(question, keys), 1):
+            progress(f"{layouts}, {question.__name__} {number} of {len(keys)}")
+            yield answer
+
+    return counting
 
 
 @contextmanager

@@ -62,7 +62,18 @@ class ModelLayout:
         words += [f"{parallel.chunks} chunks"] * (parallel.chunks > 1) + [f"micro-batch {self.micro_batch}"]
         return ", ".join(words + [f"recompute {self.recompute}"] * (self.recompute != NONE))
 
+    @property
+    def short(self) -> str:
+        """In as few letters as tables have: `tp8 pp4 fsdp8 sp mb2 full`."""
+        parallel = self.parallel
+        words = [f"{word}{count}" for key, word in _SHORT.items() if (count := getattr(parallel, key)) > 1]
+        words += ["sp"] * parallel.sequence + [f"z{parallel.zero}"] * bool(parallel.zero)
+        words += [f"v{parallel.chunks}"] * (parallel.chunks > 1)
+        return " ".join([*words, f"mb{self.micro_batch}"] + [self.recompute] * (self.recompute != NONE))
 
+
+_SHORT = {"tensor": "tp", "context": "cp", "pipeline": "pp", "expert": "ep", "fsdp": "fsdp", "data": "dp"}
+SHORT_WORDS = "tp tensor, cp context, pp pipeline, ep expert, dp data, sp sequence parallel, z ZeRO, v chunks, mb micro-batch"
 _SHOWN = ("tensor", "context", "pipeline", "expert", "fsdp", "data")
 
 
@@ -81,13 +92,14 @@ class Choices:
     sequence: Sequence[bool] | None = None
     micro_batch: Sequence[int] | None = None
     recompute: Sequence[str] | None = None
+    expert_tensor: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         for each in fields(self):
             values = getattr(self, each.name)
             if values is not None and not values:
                 raise InputError(f"{each.name}: nothing to choose from; give at least one value, or leave it out")
-        for key in ("data", "fsdp", "tensor", "pipeline", "context", "expert", "chunks", "micro_batch"):
+        for key in ("data", "fsdp", "tensor", "pipeline", "context", "expert", "chunks", "micro_batch", "expert_tensor"):
             for value in getattr(self, key) or ():
                 if type(value) is not int or value < 1:
                     raise InputError(f"{key} {value!r}: expected whole numbers of 1 or more")
@@ -187,7 +199,7 @@ def _experts(model: Transformer, shared: Parallelism, choices: Choices) -> list[
     """Among how many ranks of a stage a layer's experts can be dealt out, and by how many each is split."""
     if not model.experts.count:
         return [(each, 1) for each in choices.of("expert", [1])]
-    splits = dict.fromkeys((1, shared.tensor))
+    splits = dict.fromkeys(choices.of("expert_tensor", (1, shared.tensor)))
     dealt = choices.of("expert", divisors(model.experts.count))
     return [(each, split) for split in splits for each in dealt if (shared.in_stage // split) % each == 0]
 

@@ -11,8 +11,9 @@ from steptime._files import write_output
 from steptime._notices import Notices
 from steptime._plan.evaluate import Played
 from steptime._plan.explain import Comparison
-from steptime._plan.files import config_text, torchtitan_text
+from steptime._plan.files import config_text
 from steptime._plan.search import FoundLayouts
+from steptime._plan.torchtitan import torchtitan_text
 from steptime._report.answers import plain, table_of
 from steptime._report.cost import Cost, cost_document
 from steptime._report.json import SCHEMA_VERSION, Document
@@ -113,7 +114,7 @@ class Planned:
         return config_text(self.found.model, self.found.best.layout, self._comment)
 
     def torchtitan(self) -> str:
-        """The best layout as torchtitan's job config, without its model."""
+        """Write the best layout as a configuration of torchtitan, a Python module; search with `framework="torchtitan"`."""
         return torchtitan_text(self.found.model, self.found.best.layout, self._comment)
 
     @property

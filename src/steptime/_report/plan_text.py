@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from steptime._plan.evaluate import Played
+from steptime._plan.space import SHORT_WORDS
 from steptime._report.cost import money
 from steptime._report.layout import print_heading, print_line, print_notices, print_numbers, print_section, print_title
 from steptime._report.plan import SHOWN, Planned
@@ -42,7 +43,7 @@ def print_plan(console: Console, planned: Planned) -> None:
     if planned.comparison is not None:
         print_section(console, "Why it beats the second", difference_words(planned))
         print_numbers(console, ("part", "ms longer"), difference_cells(planned))
-    print_section(console, "Best layouts", "P: chance to be the fastest of all played")
+    print_section(console, "Best layouts", f"P: chance to be the fastest of all played; {SHORT_WORDS}")
     print_numbers(console, _heads(planned), [_row(planned, place) for place in range(min(SHOWN, len(found.played)))])
     print_section(console, "Time against memory", FRONT_NOTE)
     print_numbers(console, ("layout", "step ms", "memory"), front_cells(planned))
@@ -133,7 +134,7 @@ def _row(planned: Planned, place: int) -> tuple[str, ...]:
     played, chance = planned.found.played[place], planned.found.p_fastest[place]
     cost = planned.cost(played)
     return (
-        str(played.layout),
+        played.layout.short,
         time_ms(ms(played.step_ns)),
         f"{100 * (played.step_ns / planned.found.best.step_ns - 1):+.1f} %" if place else "",
         rate(planned.tokens_per_s(played)),
@@ -146,7 +147,7 @@ def _row(planned: Planned, place: int) -> tuple[str, ...]:
 
 def front_cells(planned: Planned) -> list[tuple[str, str, str]]:
     """Fastest first."""
-    return [(str(each.layout), time_ms(ms(each.step_ns)), size_words(each.peak_bytes)) for each in planned.found.front]
+    return [(each.layout.short, time_ms(ms(each.step_ns)), size_words(each.peak_bytes)) for each in planned.found.front]
 
 
 def searched_words(planned: Planned) -> str:
