@@ -7,16 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.slow import slow_beyond
 
 from steptime._build.transformer import sampling
 from steptime._build.transformer.build import build
 from steptime._build.transformer.config import Transformer
 from steptime._build.transformer.parallelism import Parallelism
+from steptime._diff.attribute import difference
 from steptime._platforms.platform import Platform
 from steptime._program.program import WorkKind
 from steptime._program.workload import Workload
 from steptime._sim.explain.activity import Window, activity
-from steptime._sim.modelled.prediction import memory_of
+from steptime._sim.modelled.prediction import memory_of, predict_on
 from steptime._sim.modelled.step import ModelledStep, modelled
 from steptime._sim.prediction import operations_of
 from steptime._units import NS_PER_MS
@@ -119,3 +121,19 @@ def test_stages_of_one_kind_share_the_ops_of_a_sample(monkeypatch: pytest.Monkey
         "pipeline backward 2->1",
     }
     assert last.rank == 3
+
+
+@pytest.mark.parametrize("layout", slow_beyond(4, [*LAYOUTS]))
+def test_counts_are_of_the_whole_step_and_its_critical_path_is_as_long(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands for others counts as often as a step runs it, and no path ends where a section does."""
+    workloads = both(replace(LLAMA, parallel=LAYOUTS[layout]), monkeypatch)
+    name = "1xh100" if workloads[0].world_size == 1 else f"{workloads[0].world_size}xh100-nvlink"
+    sampled, whole = (predict_on(workload, Platform.load(name)) for workload in workloads)
+    for answer in (sampled, whole):
+        assert answer.critical_path.length_ms == pytest.approx(answer.step_time_ms, rel=1e-3)
+    for each in difference(sampled, whole).ops:
+        if each.before.device_ms:  # others are counted where they have a call of their own, which one of several may lack
+            assert each.before.count == pytest.approx(each.after.count), each.name
+    ops = Counter(workloads[1].programs[0].names[op] for op in workloads[1].programs[0].ops.name.tolist())
+    for entry in sampled.critical_path.top:
+        assert entry.count <= len(workloads[1].running) * ops.get(entry.name, 1 << 30), entry

@@ -288,7 +288,7 @@ def _by_name(side: _ComparedStep, families: dict[str, str]) -> dict[str, OpTime]
         spent = zip(units.units, _device_ns(cohort, units).tolist(), _host_ns(cohort, units).tolist(), strict=True)
         for at, (unit, device_ns, host_ns) in enumerate(spent):
             total = sums.setdefault(unit.name, [0.0, 0.0, 0.0])
-            for place, value in enumerate((1.0, ms(device_ns), ms(host_ns))):
+            for place, value in enumerate((float(unit.count), ms(device_ns), ms(host_ns))):
                 total[place] += value * per
             families.setdefault(unit.name, WorkFamily(int(of_unit[at])).label if device_ns else "")
     return {name: OpTime(*total) for name, total in sums.items()}

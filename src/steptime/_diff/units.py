@@ -31,6 +31,7 @@ class Unit:
     name: str
     keys: tuple[Hashable, ...]
     step: int  # number of the step within the program, from 0
+    count: int = 1  # how often a step runs it
 
 
 class Units:
@@ -39,7 +40,7 @@ class Units:
     def __init__(self, program: Program) -> None:
         self.program = program
         calls = program.calls
-        tops = self._tops()
+        tops, self._counts = self._tops(), program.op_counts
         steps = {step: at for at, step in enumerate(program.steps)}
         collective = np.full(len(calls) + 1, -1, dtype=np.int64)
         communicating = np.flatnonzero(program.works.kind == WorkKind.COLLECTIVE)
@@ -79,7 +80,8 @@ class Units:
         name, phase = program.names[int(program.ops.name[top])], int(program.ops.phase[top])
         at = int(program.ops.signature[top])
         shapes, types = _written(program.signatures[at]) if at >= 0 else ((), ())
-        return Unit(name, ((name, phase, shapes, types), (name, phase, shapes), (name, phase), (name,)), step)
+        keys = ((name, phase, shapes, types), (name, phase, shapes), (name, phase), (name,))
+        return Unit(name, keys, step, int(self._counts[top]))
 
     @cached_property
     def of_work(self) -> Rows:

@@ -261,7 +261,7 @@ def _bar(columns: float, *, fine: bool) -> str:
 
 
 def _path_line(path: PathSummary) -> str:
-    kinds = ", ".join(f"{k.kind} {percent(k.share)}" for k in path.kinds if k.share >= 0.005)
+    kinds = ", ".join(f"{k.kind} {percent(k.share)}" for k in path.kinds if k.share >= 0.005) + "; x: ops per step"
     return f"{time_ms(path.length_ms)} ms per step: {kinds}" + (f"; {path_ranks_words(path)}" if len(path.ranks) > 1 else "")
 
 

@@ -107,7 +107,8 @@ def critical_path(path: PathSummary) -> Markup:
         )
         for entry, shown in zip(path.top, _column(item.ms for item in path.top), strict=True)
     ]
-    listed = table("The names the critical path spends most on", ("Name", "Kind", "ms", "share", "count"), rows, words=(0, 1))
+    heads = ("Name", "Kind", "ms", "share", "ops per step")
+    listed = table("The names the critical path spends most on", heads, rows, words=(0, 1))
     return join((tag("p", text, class_="note"), whole, tag("p", *legend, class_="legend"), listed))
 
 

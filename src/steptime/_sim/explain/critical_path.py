@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -237,7 +238,18 @@ class _WalkBack:
             lag = -self._own(source) if kind in FROM_START else self._at(lags[kind], node) if kind in lags else 0
             if kind in kinds and self._end(source) + lag == reached:
                 return source, kind
+            later = self._later(source, reached - lag) if kind == EdgeKind.WAIT and kind in kinds else None
+            if later is not None:
+                return later, kind
         return None
+
+    def _later(self, node: _PathNode, end: int) -> _PathNode | None:
+        """What comes behind in the lane and ends then: sections of a step wait for all that a stream was given before them."""
+        stop = self.stop[node.cohort]
+        rows = range(node.row + 1, stop[bisect_right(stop, node.row)])
+        place = bisect_left(rows, end, key=lambda row: self._end(_PathNode(node.cohort, node.rank, row)))
+        found = None if place == len(rows) else _PathNode(node.cohort, node.rank, rows[place])
+        return found if found is not None and self._end(found) == end else None
 
     def _end(self, node: _PathNode) -> int:
         """When the node, half or opening at a row is over."""
@@ -315,7 +327,7 @@ class PathEntry:
     kind: str
     ms: float  # per step
     share: float  # of the path
-    count: int  # segments per step, rounded up
+    count: int  # ops, collectives or kernels of that name on it per step, rounded up
 
 
 @dataclass(frozen=True)
@@ -346,31 +358,42 @@ def summarise_path(path: Sequence[PathSegment], timeline: Timeline, steps: int, 
     programs = {rank: t.cohort.program for t in timeline.cohorts for rank in t.cohort.ranks}
     kinds: dict[str, int] = {}
     ranks: dict[int, int] = {}
-    names: dict[tuple[str, str], list[int]] = {}
+    names: dict[tuple[str, str], Counter[tuple[int, ...]]] = {}
     for segment in path:
         length = segment.end_ns - max(segment.start_ns, since_ns)
         if length <= 0:
             continue
         kinds[segment.reason] = kinds.get(segment.reason, 0) + length
         ranks[segment.rank] = ranks.get(segment.rank, 0) + length
-        entry = names.setdefault((name_of(segment, programs[segment.rank]), segment.reason), [0, 0])
-        entry[0] += length
-        entry[1] += 1
+        program = programs[segment.rank]
+        entry = names.setdefault((name_of(segment, program), segment.reason), Counter())
+        entry[segment.rank, *_occurrence(segment, program)] += length
     total = sum(kinds.values()) or 1
-    top = sorted(names.items(), key=lambda n: (-n[1][0], n[0]))[:TOP]
+    top = sorted(((name, each.total(), len(each)) for name, each in names.items()), key=lambda n: (-n[1], n[0]))[:TOP]
     return PathSummary(
         ms(sum(kinds.values())) / steps,
         tuple(PathShare(kind, ms(length) / steps, length / total) for kind, length in _largest_first(kinds)),
         tuple(PathRank(rank, ms(length) / steps, length / total) for rank, length in _largest_first(ranks)),
         tuple(
-            PathEntry(name, kind, ms(length) / steps, length / total, -(-count // steps))
-            for (name, kind), (length, count) in top
+            PathEntry(name, kind, ms(length) / steps, length / total, -(-count // steps)) for (name, kind), length, count in top
         ),
     )
 
 
 def _largest_first(lengths: dict[_Key, int]) -> list[tuple[_Key, int]]:
     return sorted(lengths.items(), key=lambda item: (-item[1], str(item[0])))
+
+
+def _occurrence(segment: PathSegment, program: Program) -> tuple[int, int]:
+    """What tells an op from others of its name: a run of calls within it; or the row of a call or a work without an op."""
+    works, calls = program.works, program.calls
+    call = segment.row if segment.lane == "host" or segment.row < 0 else int(works.call[segment.row])
+    if call < 0 or calls.op[call] < 0 or (segment.lane == "stream" and works.kind[segment.row] == WorkKind.COLLECTIVE):
+        return segment.lane == "host", segment.row
+    runs = program.derived.get(_occurrence)
+    if runs is None:
+        runs = program.derived[_occurrence] = np.cumsum(np.diff(calls.op, prepend=-1) != 0)
+    return 2, int(runs[call])
 
 
 def name_of(segment: PathSegment, program: Program) -> str:
