@@ -59,7 +59,7 @@ class Control:
             return value
         if self.disabled:
             raise self._wrong(value, self.disabled)
-        if value is None or value == "":
+        if value is None or (value == "" and not any(name == "" for name, _ in self.choices)):
             if not self.optional:
                 raise self._wrong(value, f"expected {self._expected()}")
             return None

@@ -10,7 +10,7 @@ from steptime._build.dlrm import model as dlrm
 from steptime._build.dlrm.config import DlrmConfig
 from steptime._build.transformer.config import Transformer
 from steptime._build.transformer.config_checks import CHOICES
-from steptime._build.transformer.fp8 import RECIPES
+from steptime._build.transformer.fp8 import FEW_BITS, RECIPES
 from steptime._build.transformer.parallelism import CHOICES as PARALLEL_CHOICES
 from steptime._build.transformer.parallelism import DEGREES
 from steptime._build.transformer.recompute import FULL, NONE, OPS, SELECTIVE
@@ -26,7 +26,11 @@ _OFTEN_PARALLEL = (*DEGREES, "zero", "sequence", "schedule", "chunks")
 _IN_PRECISION = ("precision", "states", "fp8_recipe", "optimizer", "fused", "attention", "recompute", "gradient_accumulation")
 _ZERO = 2  # the highest level of `zero`; level 3 is `fsdp`
 _DOUBLINGS = 7  # of a slider that begins at 1
-_TRANSFORMER_CHOICES = {**CHOICES, "fp8_recipe": ("", *RECIPES), "recompute": (NONE, SELECTIVE, FULL, OPS)}
+_TRANSFORMER_CHOICES = {
+    **CHOICES,
+    "fp8_recipe": ("", *(each for each in RECIPES if each not in FEW_BITS)),
+    "recompute": (NONE, SELECTIVE, FULL, OPS),
+}
 _DLRM_CHOICES: Mapping[str, tuple[str, ...]] = {
     "precision": (*dlrm.PRECISIONS, *dlrm.FUSED),
     "table_precision": tuple(dlrm.TABLE_DTYPES),
