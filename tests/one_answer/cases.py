@@ -63,17 +63,17 @@ _WINNERS = {
     "three-ways": "gpt-megatron 8xh100-nvlink --batch 8 --set layers=4 --data 2 --fsdp 1 --tensor 2 --sequence --pipeline 2 "
     "--chunks 1 --zero 0 --context 1 --recompute selective --micro-batch 2 --price 2",
 }
-# Scripts that capture in seconds and need PyTorch alone, and the machine that each is asked for.
+# Scripts that capture in seconds, need PyTorch alone and draw the same data each time, and the machine that each is asked for.
 _SCRIPTS = {
     "mnist_convnet": "1xh200",
     "vae": "1xl4",
     "dlrm": "1xa100",
     "gnn_message_passing": "1xh100",
-    "word2vec": "1xh200",
+    "super_resolution": "1xh200",
     "dcgan": "1xrtx-4090",
     "pinn_burgers": "1xh200",
     "policy_gradient": "1xh200",
-    "lstm_text_classifier": "1xh200",
+    "ddpm": "1xh200",
     "fsdp2_decoder": "2xh200-nvlink",
 }
 _SHARDED = {
