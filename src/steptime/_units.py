@@ -19,6 +19,7 @@ LONG_AGO = -(2**60)
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB
+_SIZES = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 # Canonical dtype name -> bytes per element.
 DTYPE_BYTES = {
@@ -170,3 +171,12 @@ GB_PER_S = Dimension(
 _RATES = {f"{prefix}{unit}": factor for unit in ("FLOPS", "FLOP/s", "OPS") for prefix, factor in (("", 1.0), *_DECIMAL.items())}
 RATE = Dimension("a rate", _RATES, "989TFLOPS or 989e12 (per second)")
 PRICE = Dimension("a price", {"$": 1.0, "USD": 1.0}, "2.5, a number of dollars per GPU-hour")
+
+
+def size_words(size: int) -> str:
+    """Return bytes with three digits and the unit that fits."""
+    value, index = float(size), 0
+    while value >= 1024 and index < len(_SIZES) - 1:
+        value, index = value / 1024, index + 1
+    digits = str(size) if not index else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+    return f"{digits} {_SIZES[index]}"

@@ -95,6 +95,10 @@ def test_what_does_not_fit_is_answered_at_once_and_helped_afterwards() -> None:
     at_once, helped = (json.loads(answered(subject_of(*GPT), form, values)) for form in ("predict", "helps"))
     assert at_once["answer"]["memory"]["fits"] is False and "gradient_accumulation" not in at_once["sections"]["summary"]
     assert "gradient_accumulation" in helped["summary"]
+    made = [each for each in helped["remedies"] if each is not None]
+    assert {"set.recompute"} <= {name for each in made for name in each}
+    for each in made[:2]:
+        assert json.loads(answered(subject_of(*GPT), "predict", each))["answer"]["memory"]["fits"] is True
     subject = subject_of(*GPT)
     assert subject.predicted(values, helps=False).step_time_ms == subject.predicted(values).step_time_ms
 

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -15,11 +16,17 @@ from rich.console import Console
 from tests.api.answer_schema import wrong_in
 
 import steptime
+from steptime._models.memory.fit import Fit, Remedy
+from steptime._platforms.platform import Platform
 from steptime._platforms.situation import CARRIED, CARRIED_CALIBRATED, KNOWN, KNOWN_CALIBRATED
+from steptime._program.program import Phase
+from steptime._program.workload import Workload
+from steptime._remedies import Job, remedies
 from steptime._report.cost import Cost, money
 from steptime._report.text import print_prediction
-from steptime._report.verdict import Certainty, Fit, Verdict, verdict_of
-from steptime._report.words import size_words, time_ms
+from steptime._report.verdict import Certainty, Verdict, verdict_of
+from steptime._report.words import time_ms
+from steptime._units import size_words
 from steptime.errors import InputError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -70,28 +77,63 @@ def test_room_within_the_error_of_peaks_is_no_plain_fit(needed: int, said: str) 
     assert verdict.headline.startswith(said)
 
 
-def test_what_nobody_tried_goes_by_what_fills_the_memory() -> None:
-    assert any("a smaller batch" in each for each in crowded(activations=4).verdict.helps)
-    assert not any("a smaller batch" in each for each in crowded(parameters=4).verdict.helps)
+def job_of(found: steptime.Prediction, workload: Workload | None = None) -> Job:
+    """The job of a prediction as one that cannot be built anew."""
+    return Job(workload or replace(found.workload, rebuild=None), Platform.load("2xh200-nvlink"), found.memory)
+
+
+def test_a_job_that_cannot_be_built_anew_is_helped_by_what_fills_the_memory() -> None:
+    assert any("of the batch" in each.change for each in remedies(job_of(crowded(activations=4))))
+    assert not any("of the batch" in each.change for each in remedies(job_of(crowded(parameters=4))))
+    assert all(each.fit is not None and each.fit.fits for each in remedies(job_of(crowded(activations=4))))
+
+
+def recomputing() -> Workload:
+    """A backward pass that calls what autograd never calls by itself."""
+    program = small().workload.programs[0]
+    names = (*program.names, "aten::linear")
+    phases, ops = program.ops.phase, program.ops.name.copy()
+    ops[np.flatnonzero(phases == Phase.BACKWARD)[0]] = len(program.names)
+    again = replace(program, names=names, ops=program.ops.replace(name=ops))
+    return replace(small().workload, rebuild=None, programs=(again, *small().workload.programs[1:]))
+
+
+def test_checkpointing_is_not_proposed_where_it_runs() -> None:
+    found = crowded(activations=4)
+    assert any("checkpointing" in each.change for each in remedies(job_of(found)))
+    assert not any("checkpointing" in each.change for each in remedies(job_of(found, recomputing())))
+
+
+def test_more_ranks_are_proposed_only_where_they_help() -> None:
+    """Of what cannot be built anew nobody knows what ranks would share."""
+    found = crowded(parameters=4)
+    assert not any("ranks" in each.change or "instead of" in each.change for each in remedies(job_of(found)))
 
 
 def test_whatever_is_said_to_help_does() -> None:
     source, platform, limit = CONFIGS / "gpt2-ddp.toml", "8xh200-nvlink", 10 * 10**9
     found = steptime.predict(source, platform, memory_bytes=limit)
-    tried = [each.split(" (")[0].split() for each in found.verdict.helps if each.startswith("--")]
-    assert {words[0] for words in tried} == {"--batch", "--set"}
-    for words in tried:
-        batch = int(words[1]) if words[0] == "--batch" else None
-        settings = dict(word.split("=") for word in words[1::2] if words[0] == "--set")
-        values = {key: int(value) if value.isdecimal() else value for key, value in settings.items()}
-        helped = steptime.predict(source, platform, memory_bytes=limit, batch=batch, settings=values or None)
-        assert helped.verdict.fits, words
+    assert {"batch", "settings", "limit"} <= {_kind(each) for each in found.verdict.helps}
+    for each in found.verdict.helps:
+        assert each.fit is not None and each.fit.fits
+        if each.ranks is None and (each.batch is not None or each.settings):
+            changed = steptime.predict(
+                source, platform, memory_bytes=limit, batch=each.batch, settings=each.settings or None, suggest=False
+            )
+            assert changed.fits
+            assert changed.memory["peak_bytes"] == each.fit.needed_bytes
+    document = found.to_dict()
+    assert [each["text"] for each in document["verdict"]["remedies"]] == document["verdict"]["helps"]
+    assert wrong_in(document, "predict") == []
+
+
+def _kind(remedy: Remedy) -> str:
+    return next((kind for kind in ("ranks", "batch", "settings") if getattr(remedy, kind)), "limit")
 
 
 def test_a_batch_that_would_not_help_is_not_said_to() -> None:
     found = steptime.predict(CONFIGS / "gpt2.toml", "1xh200", memory_bytes=2 * 10**9)
-    assert not found.helps
-    assert not any("batch" in each for each in found.verdict.helps)
+    assert {_kind(each) for each in found.helps} <= {"limit", "ranks"}
 
 
 @given(st.floats(0.01, 1e4), st.floats(0.0, 1.0), st.floats(0.0, 3.0))
@@ -152,7 +194,7 @@ def test_a_rank_may_use_less_than_its_device_has() -> None:
     needed = small().memory["peak_bytes"]
     limited = steptime.predict(CONFIGS / "dlrm_small.toml", "2xh200-nvlink", memory_bytes=needed - 2**20)
     assert (limited.verdict.fits, limited.verdict.short_bytes) == (False, 2**20)
-    assert limited.warnings == small().warnings  # the verdict says it
+    assert (small().fits, limited.fits, limited.warnings) == (True, False, small().warnings)
     assert limited.step_time_ms == small().step_time_ms
     assert steptime.predict(CONFIGS / "dlrm_small.toml", "2xh200-nvlink", memory_bytes=2**60).memory == small().memory
 

@@ -93,11 +93,11 @@ def test_given_plans_that_do_not_fit_come_last() -> None:
     def limited(nbytes: int) -> Task:
         return replace(TASK, constraints=replace(TASK.constraints, memory_bytes=nbytes))
 
-    used = {plan.name: plan.fullest_bytes for plan in evaluated(limited(1 << 40), PLATFORM, given)}
+    used = {plan.name: plan.fit.needed_bytes for plan in evaluated(limited(1 << 40), PLATFORM, given)}
     assert used["best"] < used["together"]
     tight = limited(sum(used.values()) // 2)
     plans = evaluated(tight, PLATFORM, given)
-    assert [(plan.name, plan.fits) for plan in plans] == [("best", True), ("together", False)]
+    assert [(plan.name, plan.fit.fits) for plan in plans] == [("best", True), ("together", False)]
     assert evaluated_document(tight, plans)["plans"][1]["verdict"]["short_bytes"] > 0
 
 

@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from steptime._api.predict import calibration_for, checked_memory, platform_for, platform_ranks
+from steptime._api.predict import calibration_for, platform_for, platform_ranks
 from steptime._build.config import Config, read_config
 from steptime._build.config_values import Overrides
 from steptime._build.transformer.config import Transformer
 from steptime._build.transformer.parallelism import Parallelism
 from steptime._fuse.compiled import checked_mode
+from steptime._models.memory.fit import usable_bytes
 from steptime._plan.evaluate import LayoutEvaluator
 from steptime._plan.explain import compared
 from steptime._plan.search import search
@@ -97,7 +98,7 @@ def plan(
     if framework is not None:
         choices = runnable(alone, choices)
     evaluator = LayoutEvaluator(alone, machine.parts, speed)
-    limit = _limit(machine, memory_bytes, headroom)
+    limit = usable_bytes(machine.device.limits, memory_bytes, headroom)
     found = search(evaluator, ranks, choices, limit_bytes=limit, executor=executor, progress=progress)
     best = replace(within(evaluator.predicted(found.best.layout), limit), price=price)
     return Planned(found, best, compared(found), limit)
@@ -133,12 +134,3 @@ def _config_path(model: str | Path) -> Path:
         f"{path}: `plan` takes a Transformer config (.toml, docs/configs.md), whose layouts it compares; `steptime predict` "
         "takes scripts and recordings"
     )
-
-
-def _limit(machine: Platform, memory_bytes: int | None, headroom: float) -> int:
-    """What a rank may use of its device."""
-    there = machine.device.limits.rank_memory_bytes
-    if not 0.0 <= headroom < 1.0:
-        raise InputError(f"--headroom {headroom:g}: expected a share from 0 to below 1")
-    checked_memory(memory_bytes)
-    return int((there if memory_bytes is None else min(memory_bytes, there)) * (1.0 - headroom))

@@ -11,6 +11,7 @@ from steptime._api.compiling import as_compiled, compared_with_eager
 from steptime._api.read import read
 from steptime._fuse.compiled import OFF, checked_mode
 from steptime._lookups.workload import WorkloadLookups
+from steptime._models.memory.fit import checked_memory, usable_bytes
 from steptime._notices import Caveat
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.device import Device
@@ -96,21 +97,22 @@ def predict(
         # It goes before the one that the calibration found.
         machine, speed = replace(machine, device=machine.device.capped(power_cap_w)), replace(speed, power_cap_w=None)
     _check_profiled(workload, host, profiled=profiled)
+    limit = usable_bytes(machine.device.limits, memory_bytes)
 
     def predicted(job: Workload) -> PredictedStep:
         step = predict_on(job, machine, calibration=speed, strict=strict, profiled=profiled, other_host=host is not None)
         step = replace(step, notices=step.notices.after(*idle_gpus(job, machine)))
-        return replace(within(step, memory_bytes), price=price)
+        return replace(within(step, limit), price=price)
 
     step = predicted(workload)
     if mode is not None and mode != OFF:
         if changes:
             raise InputError(f"--compile {mode} with --what-if: one of the two at a time; save the answer of each")
         return compared_with_eager(step, before, predicted, machine)
-    if suggest and step.memory.get("fits") is False:
-        from steptime._api.helps import helps
+    if suggest and step.fits is False:
+        from steptime._remedies import Job, remedies
 
-        step = replace(step, helps=helps(step, machine))
+        step = replace(step, helps=remedies(Job(step.workload, machine, step.memory)))
     return _answered(step, changes, machine, predicted)
 
 
@@ -168,13 +170,6 @@ def platform_for(
         return before
     part_of = parts if chosen.ranks < parts.ranks else None if before is None else before.part_of
     return replace(Platform.of(chosen), part_of=part_of)
-
-
-def checked_memory(memory_bytes: int | None) -> int | None:
-    """Return what a rank may use, if it makes sense."""
-    if memory_bytes is not None and (type(memory_bytes) is not int or memory_bytes < 1):
-        raise InputError(f"--memory {memory_bytes}: expected bytes, 1 or more")
-    return memory_bytes
 
 
 def platform_ranks(platform: str | Path | Platform | None) -> int | None:

@@ -217,7 +217,7 @@ def capture(
     from steptime._files import check_outputs
     from steptime._program.formats import saved
     from steptime._report.json import dumps
-    from steptime._report.words import size_words
+    from steptime._units import size_words
 
     if not output.name.endswith((".json", ".json.gz")):
         raise InputError(f"{output}: a workload is saved as one file; give a name that ends in .json or .json.gz")

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from steptime._diff.units import Rows, Units, matched
 from steptime._ops.families import WorkFamily, work_families
 from steptime._program.host_code import long_outside_ops
-from steptime._sim.core.steady import steady
+from steptime._sim.core.steady import play_again
 from steptime._sim.core.timing import Cohort
 from steptime._sim.prediction import PredictedStep
 from steptime._units import ms
@@ -94,7 +94,7 @@ class _ComparedStep:
 
     def period_ms(self, cohorts: Cohorts) -> float:
         """What the step takes with these cohorts."""
-        return ms(steady(cohorts, queue_depth=self.step.timeline.queue_depth).period_ns[0])
+        return ms(play_again(self.step.timeline, cohorts).period_ns[0])
 
 
 def difference(before: PredictedStep, after: PredictedStep) -> Difference:

@@ -61,7 +61,9 @@ def _answered(subject: Subject, form: str, values: Values) -> bytes:
             {"changes": [{key: each[key] for key in ("change", "saves_ms", "share", "meaning")} for each in changes]}
         )
     if form == HELPS:
-        return _encoded({"summary": summary(subject.predicted(values))})
+        prediction = subject.predicted(values)
+        remedies = [subject.remedied(values, each) for each in prediction.helps]
+        return _encoded({"summary": summary(prediction), "remedies": remedies})
     prediction = subject.predicted(values, helps=form != PREDICT)
     if form == "json":
         return dumps(prediction.to_dict()).encode()

@@ -23,6 +23,7 @@ from steptime._diff.attribute import difference
 from steptime._explore.controls import SET, Control, WrongValueError
 from steptime._explore.keys import key_controls
 from steptime._explore.machine import AS_RECORDED, job_controls, machine_controls, what_if_controls
+from steptime._models.memory.fit import Remedy
 from steptime._platforms.platform import Platform
 from steptime._program.workload import Workload
 from steptime._report.answers import Prediction
@@ -119,7 +120,7 @@ class Subject:
         """
         values = self.checked(given)
         key, quick = ((repr(values), each) for each in (helps, False))
-        if quick in self._last and self._last[quick].memory.get("fits") is not False:
+        if quick in self._last and self._last[quick].fits is not False:
             return self._last[quick]
         if key not in self._last:
             prediction = self._predicted(values, helps=helps)
@@ -134,6 +135,18 @@ class Subject:
         if values["platform"] == AS_RECORDED:
             return predict(workload, device=values["device"], fabric=values["fabric"], **options)
         return predict(workload, self._machine(values, workload.world_size), **options)
+
+    def remedied(self, given: Values, remedy: Remedy) -> Values | None:
+        """Return the values with a remedy; None where controls cannot make it."""
+        changed = {f"{SET}{key}": value for key, value in remedy.settings.items()}
+        changed |= {name: value for name, value in (("batch", remedy.batch), ("ranks", remedy.ranks)) if value is not None}
+        if not changed or any(name not in self.controls or self.controls[name].disabled for name in changed):
+            return None
+        try:
+            self.checked({**given, **changed})
+        except WrongValueError:
+            return None
+        return {**given, **changed}
 
     def suggested(self, given: Values) -> Suggestions:
         """The changes that would save most of a variant, whatever changes it has already."""

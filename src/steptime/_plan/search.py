@@ -20,6 +20,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from steptime._build.transformer.config import Transformer
+from steptime._models.memory.fit import has_room, usable_bytes
 from steptime._plan.bounds import Bounds, Wires
 from steptime._plan.chances import MEASURED_OWN_ERROR, OWN_ERROR, chances, p_faster_of_others
 from steptime._plan.evaluate import LayoutEvaluator, Played
@@ -99,14 +100,14 @@ def search(
     began = time.monotonic()
     model = evaluator.model
     space = layouts_of(model, gpus, choices)
-    limit = evaluator.platform.device.limits.rank_memory_bytes if limit_bytes is None else limit_bytes
+    limit = usable_bytes(evaluator.platform.device.limits) if limit_bytes is None else limit_bytes
     with _asking(executor, len(space.layouts)) as unseen:
         ask = _counted(unseen, f"{len(space.layouts):,} layouts", progress) if progress else unseen
         bounds = _sizes_asked(evaluator, space.layouts, ask)
         peaks = {layout: bounds.peak_bytes(layout) for layout in space.layouts}
-        fitting = [layout for layout in space.layouts if peaks[layout] <= limit * _MEMORY_ABOVE]
+        fitting = [layout for layout in space.layouts if has_room(peaks[layout], limit * _MEMORY_ABOVE)]
         if not fitting:
-            raise shortage(model, gpus, limit, min(peaks.items(), key=lambda each: each[1]))
+            raise shortage(model, evaluator.platform, limit, min(peaks.items(), key=lambda each: each[1]))
         keys = {LayerKey.of(layout): None for layout in fitting}
         known = _asked(ask, evaluator.times, (each for key in keys for each in key.asked))
         bounds.times.update({key: LayerTimes.put_together(key, known) for key in keys})
@@ -114,10 +115,10 @@ def search(
         found = _Plays(evaluator, ask, steps, peaks, limit)
         left = found.play_best()
     played = list(found.done.values())
-    fits = sorted((each for each in played if each.peak_bytes <= limit), key=lambda each: each.step_ns)
+    fits = sorted(found.fitting(), key=lambda each: each.step_ns)
     if not fits:
         least = min(played, key=lambda each: each.peak_bytes)
-        raise shortage(model, gpus, limit, (least.layout, float(least.peak_bytes)))
+        raise shortage(model, evaluator.platform, limit, (least.layout, float(least.peak_bytes)))
     ratios = np.quantile([each.step_ns / steps[each.layout] for each in played], (0.0, 0.5, 1.0))
     own_error = OWN_ERROR if evaluator.platform.device.limits.analytic else MEASURED_OWN_ERROR
     return FoundLayouts(
@@ -163,7 +164,7 @@ class _Plays:
     def play_best(self) -> int:
         """Plays the best of every kind, and as many more as could be among the fastest; how many of those are left."""
         playable = [layout for layout in self.steps if layout in self._playable]
-        order = sorted(playable, key=lambda layout: (self.peaks[layout] > self.limit, self.steps[layout]))
+        order = sorted(playable, key=lambda layout: (not self._has_room(layout), self.steps[layout]))
         near = [layout for layout in order if self.steps[layout] <= _NEAR * self.steps[order[0]]]
         of_kind: dict[tuple[int, ...], ModelLayout] = {}
         for layout in near:
@@ -171,13 +172,13 @@ class _Plays:
         front = _bound_front({layout: self.steps[layout] for layout in playable}, self.peaks)
         self._play(dict.fromkeys([*of_kind.values(), *front, *near[:_FIRST]]))
         while True:
-            fastest = sorted(each.step_ns for each in self._fitting())
+            fastest = sorted(each.step_ns for each in self.fitting())
             best = fastest[SURE - 1] if len(fastest) >= SURE else np.inf
             logs = self._ratios()
             hoped = {layout: self.steps[layout] * np.exp(min(logs[_kind(layout)])) for layout in self._others()}
             left = sorted(
                 (layout for layout, step in hoped.items() if step < best),
-                key=lambda layout: (self.peaks[layout] > self.limit, self._about(layout, logs)),
+                key=lambda layout: (not self._has_room(layout), self._about(layout, logs)),
             )
             room = max(0, min(_AT_ONCE, MOST_PLAYED - len(self.done)))
             chosen = [layout for layout in left if layout in self._playable][:room]
@@ -199,8 +200,8 @@ class _Plays:
 
     def p_left(self, own_error: float) -> float:
         """How likely a layout that was not played is faster than all that were, by what is known of its kind."""
-        fits, logs = self._fitting(), self._ratios()
-        small = (layout for layout in self._others() if self.peaks[layout] <= self.limit)
+        fits, logs = self.fitting(), self._ratios()
+        small = (layout for layout in self._others() if self._has_room(layout))
         others = sorted(small, key=lambda layout: self._about(layout, logs))[:_NEAREST]
         if not fits or not others:
             return 0.0
@@ -224,8 +225,13 @@ class _Plays:
         """Not played, and may fit."""
         return [layout for layout in self.steps if layout not in self.done]
 
-    def _fitting(self) -> list[Played]:
-        return [each for each in self.done.values() if each.peak_bytes <= self.limit]
+    def _has_room(self, layout: ModelLayout) -> bool:
+        """By its closed form."""
+        return has_room(self.peaks[layout], self.limit)
+
+    def fitting(self) -> list[Played]:
+        """Return the played layouts that fit."""
+        return [each for each in self.done.values() if has_room(each.peak_bytes, self.limit)]
 
     def _play(self, layouts: Iterable[ModelLayout]) -> None:
         chosen = list(layouts)

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from steptime._build.transformer.config import Transformer
-from steptime._build.transformer.recompute import FULL
+from steptime._models.memory.fit import Fit
 from steptime._plan.space import ModelLayout
-from steptime._units import GIB
+from steptime._platforms.platform import Platform
+from steptime._remedies import Job, sentence
+from steptime._shard.configs import BuildConfig
+from steptime._sim.modelled.prediction import limited, memory_of
 from steptime.errors import InputError
 
+# Keys of a config that `plan` has options for; another batch has one too.
+_OPTIONS = {"recompute": "--recompute {}", "parallel.fsdp": "--fsdp {}"}
 
-def shortage(model: Transformer, gpus: int, limit_bytes: int, least: tuple[ModelLayout, float]) -> InputError:
-    """An error about the layout that needs least."""
+
+def shortage(model: Transformer, platform: Platform, limit_bytes: int, least: tuple[ModelLayout, float]) -> InputError:
+    """Return an error about the layout that needs least."""
     layout, peak_bytes = least
-    helps = "; ".join(f"({number}) {each}" for number, each in enumerate(_helps(model, gpus, layout, peak_bytes), 1))
+    trained = layout.of(model)
+    workload = BuildConfig(trained.to_dict())()
+
+    def option(key: str, value: Any) -> str:
+        if key == "gradient_accumulation":
+            return f"--micro-batch {trained.batch // (layout.parallel.replicas * value)}"
+        return _OPTIONS.get(key, "").format(value)
+
+    job = Job(workload, platform, limited(memory_of(workload, platform), limit_bytes), option)
+    # Closed forms may say more than the allocator's play does.
+    fit = Fit(None, round(peak_bytes), limit_bytes) if job.fit.fits else job.fit
     return InputError(
-        f"{model.title} does not fit on {gpus} GPUs: the layout that needs least ({layout}) takes {peak_bytes / GIB:.1f} GiB "
-        f"of {limit_bytes / GIB:.1f}, {(peak_bytes - limit_bytes) / GIB:.1f} are short. What would help: {helps}"
+        f"{model.title} does not fit on {layout.parallel.ranks} GPUs: the layout that needs least ({layout}) {fit.filled}, "
+        f"{fit.short} are short. {sentence(job.candidates())}"
     )
-
-
-def _helps(model: Transformer, gpus: int, layout: ModelLayout, peak_bytes: float) -> list[str]:
-    """What the layout does not do yet, then more GPUs, then larger ones."""
-    parallel, result = layout.parallel, []
-    if layout.recompute != FULL:
-        result.append("--recompute full")
-    if layout.micro_batch > 1:
-        result.append("--micro-batch 1")
-    if parallel.fsdp == 1 and parallel.data > 1 and not parallel.zero:
-        result.append("--fsdp without 1, which shares parameters and optimiser state among replicas")
-    result.append(f"more GPUs than {gpus}, where parameters or activations are shared further")
-    result.append(f"GPUs with {peak_bytes / GIB:.0f} GiB")
-    if model.optimizer != "sgd":
-        result.append("an optimiser with less state")
-    return result[:3]

@@ -10,12 +10,13 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from steptime._files import write_output
+from steptime._models.memory.fit import Fit
 from steptime._notices import Notices
 from steptime._platforms.platform import Platform
 from steptime._program.program import CallKind
 from steptime._report.cost import Cost, cost_of
 from steptime._report.json import Document, prediction_document, rounded
-from steptime._report.verdict import Certainty, Fit, Verdict, verdict_of
+from steptime._report.verdict import Certainty, Verdict, verdict_of
 from steptime._report.words import interval_words, signed_percent, span_words, time_ms
 from steptime._sim.explain.activity import Window
 from steptime._sim.prediction import PredictedStep, explain
@@ -53,7 +54,7 @@ class Prediction(PredictedStep):
         where = ("as recorded" if self.profiled else "as run") if self.platform is None else f"on {self.platform}"
         mfu = "" if self.mfu is None else f", MFU {100 * self.mfu:.1f} %"
         name = self.workload.name or "workload"
-        step = f"{'DOES NOT FIT, ' * (self.verdict.fits is False)}{time_ms(self.step_time_ms)} ms per step"
+        step = f"{'DOES NOT FIT, ' * (self.fits is False)}{time_ms(self.step_time_ms)} ms per step"
         return f"<Prediction {name} {where}: {step}, {span_words(self)}{mfu}>"
 
     def to_dict(self) -> Document:
@@ -257,10 +258,8 @@ class Sharding:
 
 def plan_verdict(why: PlanReasons) -> Verdict:
     """Of one plan of a sharding task."""
-    fullest = max(why.ranks, key=lambda rank: rank.used_bytes - rank.limit_bytes)
-    certainty = Certainty.around(1.0, why.interval, why.situation)
-    fit = Fit(fullest.rank, fullest.used_bytes, fullest.limit_bytes, {})
-    return Verdict(fit, why.binds, certainty, caveats=why.notices.caveats)
+    fit = Fit.of_ranks({each.rank: each.used_bytes for each in why.ranks}, why.ranks[0].limit_bytes)
+    return Verdict(fit, why.binds, Certainty.around(1.0, why.interval, why.situation), caveats=why.notices.caveats)
 
 
 def _begin_ns(played: Replay) -> int:

@@ -16,9 +16,9 @@ from steptime._report.html.page import page
 from steptime._report.json import Document, prediction_document
 from steptime._report.layout import body_width, grid, literal, print_body, print_line, print_section, width_of
 from steptime._report.text import print_prediction
-from steptime._report.verdict import verdict_of
-from steptime._report.words import interval_words, size_words, time_ms
+from steptime._report.words import interval_words, time_ms
 from steptime._sim.prediction import PredictedStep
+from steptime._units import size_words
 
 _SHOWN = 6
 _NAME_AT_LEAST = 18
@@ -57,7 +57,7 @@ class Compiling:
                 "interval_ms": list(eager.interval_ms),
                 "bound_by": eager.bound_by,
                 "peak_bytes": eager.memory.get("peak_bytes"),
-                "fits": verdict_of(eager).fits,
+                "fits": eager.fits,
             },
             "speedup": self.speedup,
             "speedup_interval": list(self.interval),

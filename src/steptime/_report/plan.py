@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steptime._files import write_output
+from steptime._models.memory.fit import Fit, first_with_margin
 from steptime._notices import Notices
 from steptime._plan.evaluate import Played
 from steptime._plan.explain import Comparison
@@ -17,7 +18,7 @@ from steptime._plan.torchtitan import torchtitan_text
 from steptime._report.answers import plain, table_of
 from steptime._report.cost import Cost, cost_document
 from steptime._report.json import SCHEMA_VERSION, Document
-from steptime._report.verdict import Fit, Verdict, verdict_of
+from steptime._report.verdict import Verdict, verdict_of
 from steptime._report.words import interval_words, time_ms
 from steptime._sim.prediction import PredictedStep
 from steptime._units import NS_PER_S, ms
@@ -85,13 +86,11 @@ class Planned:
     @property
     def with_room(self) -> Played | None:
         """The fastest layout that fits clearly, where the best barely does; None where there is none, or no need of one."""
-        if not self.fit(self.found.best).tight:
-            return None
-        return next((each for each in self.found.played if self.fit(each).fits and not self.fit(each).tight), None)
+        return first_with_margin(self.found.played, lambda each: self.fit(each).tight)
 
     def fit(self, played: Played) -> Fit:
         """What the fullest rank of a layout needs of its memory."""
-        return Fit(None, played.peak_bytes, self.limit_bytes, {})
+        return Fit(None, played.peak_bytes, self.limit_bytes)
 
     @property
     def notices(self) -> Notices:

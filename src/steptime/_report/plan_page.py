@@ -19,8 +19,8 @@ from steptime._report.plan_text import (
     speed_words,
     sure_words,
 )
-from steptime._report.words import percent, size_words, time_ms
-from steptime._units import ms
+from steptime._report.words import percent, time_ms
+from steptime._units import ms, size_words
 
 _LINKS = ("Where its step goes", "Best layouts", "Time against memory", "Search")
 # Part of a step to a class of the style sheet.

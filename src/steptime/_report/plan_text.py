@@ -14,8 +14,8 @@ from steptime._report.cost import money
 from steptime._report.layout import print_heading, print_line, print_notices, print_numbers, print_section, print_title
 from steptime._report.plan import SHOWN, Planned
 from steptime._report.text import print_verdict
-from steptime._report.words import interval_words, numerics_words, percent, rate, size_words, time_ms, with_unit
-from steptime._units import ms
+from steptime._report.words import interval_words, numerics_words, percent, rate, time_ms, with_unit
+from steptime._units import ms, size_words
 
 # Parts of a step, or of a difference, that are worth a word.
 _WORTH_SAYING = 0.005

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from steptime._files import output, write_output
+from steptime._models.memory.fit import first_with_margin
 from steptime._notices import Basis, Caveat, Notices
 from steptime._report.answers import scalars, table_of
 from steptime._report.json import SCHEMA_VERSION, Document
@@ -163,9 +164,7 @@ class Predictions(Sequence["Prediction"]):
     @property
     def with_room(self) -> SweepVariant | None:
         """The best that fits clearly, where the best of all barely does; None where there is none, or no need of one."""
-        if not self.fitting or not self.fitting[0].tight:
-            return None
-        return next((each for each in self.fitting if not each.tight), None)
+        return first_with_margin(self.fitting, lambda each: each.tight)
 
     @property
     def best_by_platform(self) -> dict[str, SweepVariant]:

@@ -19,7 +19,8 @@ from steptime._report.layout import (
     width_of,
 )
 from steptime._report.sweep import PLATFORM, Predictions, SweepVariant, settings_words, value_words
-from steptime._report.words import rate, size_words, time_ms
+from steptime._report.words import rate, time_ms
+from steptime._units import size_words
 
 # Rows of the table; files have all.
 _SHOWN = 40

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from steptime._models.memory.fit import fullest
 from steptime._program.host_code import HOST_CODE
 from steptime._program.program import Program
 from steptime._program.workload import Workload
@@ -37,7 +38,6 @@ from steptime._report.words import (
     path_ranks_words,
     percent,
     signed_percent,
-    size_words,
     source_words,
     span_words,
     step_words,
@@ -46,7 +46,7 @@ from steptime._report.words import (
 from steptime._sim.explain.activity import RankSummary
 from steptime._sim.explain.critical_path import PathSummary
 from steptime._sim.prediction import Iterations, PredictedStep
-from steptime._units import ms
+from steptime._units import ms, size_words
 
 # More kinds of ranks than this are shown by their extremes.
 RANKS_SHOWN = 8
@@ -150,7 +150,7 @@ def print_verdict(console: Console, title: str, step_ms: float, verdict: Verdict
         assert verdict.fit is not None
         print_title(console, Text().append(verdict.fit.text[:1].upper() + verdict.fit.text[1:], style="bold red"))
         for number, each in enumerate(verdict.helps):
-            print_line(console, "" if number else "Would help", each, spaced=False)
+            print_line(console, "" if number else "Would help", each.text, spaced=False)
         print_line(console, "Would take", f"{step_words(step_ms)} per step if there were room, {interval}", spaced=False)
         _print_caveats(console, verdict)
         return
@@ -214,7 +214,7 @@ def _explanation(console: Console, prediction: PredictedStep, nobody: str) -> No
 
 def _memory(memory: Mapping[str, Any]) -> str:
     """The rank that needs most: in all, as the allocator counts, and what fills it."""
-    most = max(memory["ranks"], key=lambda rank: int(rank["peak_bytes"]))
+    most = fullest(memory["ranks"])
     parts = sorted(most["parts"].items(), key=lambda part: -part[1])
     filled = ", ".join(f"{kind.replace('_', ' ')} {size_words(nbytes)}" for kind, nbytes in parts[:4])
     which = f" on rank {most['rank']}" if len(memory["ranks"]) > 1 else ""

@@ -1,6 +1,6 @@
 """`Verdict`: what every answer begins with: whether it fits, what binds it, and how sure that is.
 
-Text, JSON, pages and Python all show this one object; nothing else in the package says "fits" or "does not fit" to people.
+Text, JSON, pages and Python all show this one object: a `Fit`, a `StepBound` and a `Certainty`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from steptime._models.memory.lifetimes import MemoryKind
+from steptime._models.memory.fit import Fit, Remedy
 from steptime._platforms.situation import CARRIED, CARRIED_CALIBRATED, KNOWN, KNOWN_CALIBRATED
-from steptime._report.words import OUT_OF_RANGE, percent, size_words
+from steptime._report.words import OUT_OF_RANGE, percent
 from steptime._sim.explain.bound import HOST, StepBound
 from steptime._sim.prediction import PredictedStep
 
@@ -29,16 +29,6 @@ _AS_RECORDED, _AS_RUN = "its own times, profiler included", "its own times, what
 # Shares of device time from which a guess or an extrapolation is part of how sure an answer is.
 _WORTH_SAYING = 0.01
 _MUCH_OUT_OF_RANGE = 0.05
-# Parts of a peak that are named, largest first.
-_PARTS_NAMED = 4
-# What grows with the batch, and what training keeps of every parameter.
-_PER_SAMPLE = (MemoryKind.ACTIVATIONS, MemoryKind.TEMPORARIES)
-_STATE = (MemoryKind.PARAMETERS, MemoryKind.GRADIENTS, MemoryKind.OPTIMIZER_STATE)
-_LARGE = 0.25
-# What a process takes of its device besides what the allocator does.
-_CONTEXT = "CUDA context and NCCL"
-# Peaks of about nine in ten training steps were predicted to within this share (docs/accuracy.md, "memory within 5 %").
-_MEMORY_ERROR = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,81 +102,13 @@ def _doubts(coverage: Mapping[str, float]) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
-    """What the fullest rank needs of its memory."""
-
-    rank: int | None  # None: any
-    needed_bytes: int
-    limit_bytes: int
-    parts: Mapping[str, int]  # what fills it, by kind
-
-    @property
-    def fits(self) -> bool:
-        """Whether there is room."""
-        return self.needed_bytes <= self.limit_bytes
-
-    @property
-    def tight(self) -> bool:
-        """Whether there is room by less than what predicted peaks may be off by."""
-        return self.fits and self.needed_bytes * (1 + _MEMORY_ERROR) > self.limit_bytes
-
-    @property
-    def words(self) -> str:
-        """Fits, barely or by how much not."""
-        return f"does not fit by {self.short}" if not self.fits else "barely fits" if self.tight else "fits"
-
-    @property
-    def short_bytes(self) -> int:
-        """By how much there is not."""
-        return max(self.needed_bytes - self.limit_bytes, 0)
-
-    @property
-    def room(self) -> str:
-        """How full the fullest rank is."""
-        where = "the fullest rank" if self.rank is None else f"rank {self.rank}"
-        tight = f", and peaks are predicted to within {percent(_MEMORY_ERROR)}: it may not fit" if self.tight else ""
-        return f"{size_words(self.needed_bytes)} of {size_words(self.limit_bytes)} on {where}{tight}"
-
-    @property
-    def short(self) -> str:
-        """By how much there is no room."""
-        return size_words(self.short_bytes)
-
-    @property
-    def filled(self) -> str:
-        """What is needed, and what fills it."""
-        largest = sorted(self.parts.items(), key=lambda part: -part[1])[:_PARTS_NAMED]
-        parts = ", ".join(f"{kind.replace('_', ' ')} {size_words(nbytes)}" for kind, nbytes in largest)
-        room = f"{size_words(self.needed_bytes)} of {size_words(self.limit_bytes)}"
-        return f"needs {room}" + (f" ({parts})" if parts else "")
-
-    @property
-    def text(self) -> str:
-        """How full the fullest rank is, or what is missing and what fills it."""
-        if self.fits:
-            return f"{self.words}: {self.room}"
-        where = "" if self.rank is None else f" on rank {self.rank}"
-        return f"{self.words}{where}: {self.filled}"
-
-    @classmethod
-    def of(cls, memory: Mapping[str, Any]) -> Fit | None:
-        """Of a prediction's memory; None where nothing is known of it."""
-        if memory.get("capacity_bytes") is None:
-            return None
-        most = max(memory["ranks"], key=lambda rank: int(rank["peak_bytes"]))
-        several = len(memory["ranks"]) > 1
-        parts = {**most["parts"], _CONTEXT: most["peak_bytes"] - most["reserved_bytes"]}
-        return cls(most["rank"] if several else None, most["peak_bytes"], memory["capacity_bytes"], parts)
-
-
-@dataclass(frozen=True, slots=True)
 class Verdict:
     """Fits or not, what binds, how sure."""
 
     fit: Fit | None  # None: nothing is known of memory; `unknown` says why where that is worth saying
     binds: StepBound
     certainty: Certainty
-    helps: tuple[str, ...] = ()  # what would make it fit
+    helps: tuple[Remedy, ...] = ()  # what would make it fit
     unknown: str = ""  # why nobody knows whether it fits
     caveats: tuple[str, ...] = ()  # what changes its meaning
 
@@ -247,7 +169,8 @@ class Verdict:
             "headline": self.headline,
             "text": self.text,
             "certainty": self.certainty.to_dict(),
-            "helps": list(self.helps),
+            "helps": [each.text for each in self.helps],
+            "remedies": [each.to_dict() for each in self.helps],
             "caveats": list(self.caveats),
         }
 
@@ -262,22 +185,5 @@ def verdict_of(prediction: PredictedStep) -> Verdict:
         coverage=prediction.coverage,
         cut_off=prediction.workload.cut_off,
     )
-    fit = Fit.of(prediction.memory)
-    helps = () if fit is None or fit.fits else tuple(_helps(prediction, fit))
     unknown = "" if prediction.platform is None else str(prediction.memory.get("unknown", ""))
-    return Verdict(fit, prediction.bound, certainty, helps, unknown, prediction.notices.caveats)
-
-
-def _helps(prediction: PredictedStep, fit: Fit) -> Iterator[str]:
-    """What would make a step fit: what was tried, and what can be looked for."""
-    yield from prediction.helps or ()
-    known, ranks = prediction.workload.description, prediction.workload.world_size
-    ways: Mapping[str, int] = known.parallelism or {}
-    varying, state = (sum(fit.parts.get(kind.value, 0) for kind in kinds) for kinds in (_PER_SAMPLE, _STATE))
-    if varying >= _LARGE * fit.needed_bytes and prediction.helps is None:
-        yield "a smaller batch, or activation checkpointing"
-    if "tables" in ways:
-        yield "another placement of the tables: `steptime shard` searches for one that fits"
-    elif state >= _LARGE * fit.needed_bytes and ranks > 1 and known.sequence is not None:
-        yield "another layout: `steptime plan` searches for one that fits"
-    yield f"more ranks than {ranks}, or GPUs with {size_words(fit.needed_bytes)}"
+    return Verdict(prediction.fit, prediction.bound, certainty, prediction.helps, unknown, prediction.notices.caveats)

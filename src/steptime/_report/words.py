@@ -17,7 +17,6 @@ MANY_MS = 10_000.0
 INTERVAL, RECORDED_RANGE = "90 % interval", "range with the recorded steps"
 _WORTH_SAYING = 0.005
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
-_SIZES = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 # --- numbers ---------------------------------------------------------------------------------------------------------------
 
@@ -41,15 +40,6 @@ def signed_percent(share: float) -> str:
 def percent(share: float) -> str:
     """A share to the percent, as in the sentences of the explanation."""
     return f"{100 * share:.0f} %"
-
-
-def size_words(size: int) -> str:
-    """Bytes with three digits and the unit that fits."""
-    value, index = float(size), 0
-    while value >= 1024 and index < len(_SIZES) - 1:
-        value, index = value / 1024, index + 1
-    digits = str(size) if not index else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
-    return f"{digits} {_SIZES[index]}"
 
 
 def quantity(value: float) -> str:

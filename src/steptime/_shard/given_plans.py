@@ -11,6 +11,7 @@ import numpy as np
 from steptime._build.dlrm.plan import Division, Plan
 from steptime._build.dlrm.plan_files import read_plans
 from steptime._build.dlrm.workload import check_kinds
+from steptime._models.memory.fit import Fit
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime._shard.evaluator import Evaluator
@@ -30,9 +31,7 @@ class GivenPlan:
     name: str
     plan: Plan
     step_ns: float
-    fullest_rank: int
-    fullest_bytes: int
-    fits: bool
+    fit: Fit
     why: PlanReasons | None = None  # of the fastest plans
 
 
@@ -67,9 +66,8 @@ def evaluated(
         steps = evaluator.evaluate(rank_of, division, exact=True).step_ns
         memory = memory_of(task.model, division, task.ranks, limit, outside)
         for (name, _), step, held in zip(group, steps.tolist(), memory.used(rank_of, task.ranks), strict=True):
-            fullest = int(np.argmax(held))
-            nbytes = int(held[fullest])
-            results.append(GivenPlan(name, plans[name], step, fullest, nbytes, nbytes <= memory.limit))
-    results.sort(key=lambda plan: (not plan.fits, plan.step_ns, plan.name))
+            fit = Fit.of_ranks(dict(enumerate(held.tolist())), memory.limit)
+            results.append(GivenPlan(name, plans[name], step, fit))
+    results.sort(key=lambda plan: (not plan.fit.fits, plan.step_ns, plan.name))
     shown = (replace(plan, why=why_of(PlacedShards(task, evaluator, plan.plan))) for plan in results[:_EXPLAINED])
     return [*shown, *results[_EXPLAINED:]]

@@ -23,6 +23,7 @@ from steptime._build.dlrm.plan import DATA_PARALLEL, ROW_WISE, Division
 from steptime._build.dlrm.step import LocalTables, rank_program
 from steptime._build.dlrm.tables import LocalTable
 from steptime._hardware.device import DeviceLimits
+from steptime._models.memory.fit import has_room, usable_bytes
 from steptime._models.memory.peak import peak_memory, process_bytes
 from steptime._shard.task import FREE, Places
 
@@ -62,7 +63,7 @@ class Memory:
 
     def fits(self, rank_of: Ranks, ranks: int) -> npt.NDArray[np.bool_]:
         """Whether no rank has too much, of one plan or many."""
-        return np.asarray((self.used(rank_of, ranks) <= self.limit).all(axis=-1))
+        return np.asarray(has_room(self.used(rank_of, ranks), self.limit).all(axis=-1))
 
 
 def memory_of(model: Dlrm, division: Division, ranks: int, limit: int, outside_bytes: int = 0) -> Memory:
@@ -116,9 +117,9 @@ def packed(memory: Memory, pinned: Places, ranks: int) -> Places | None:
 
 def rank_limit(limits: DeviceLimits, ranks: int, constraints: Constraints) -> tuple[int, int]:
     """What a rank has of its device, and what its process holds outside the allocator (0 where a limit is given)."""
-    has, given = limits.rank_memory_bytes, constraints.memory_bytes
-    free = math.floor((1.0 - constraints.headroom) * (has if given is None else min(has, given)))
-    return free, process_bytes(ranks, limits.share) if given is None else 0
+    given = constraints.memory_bytes
+    outside = process_bytes(ranks, limits.share) if given is None else 0
+    return usable_bytes(limits, given, constraints.headroom), outside
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import numpy as np
 
 from steptime._hardware.device import DeviceLimits, device_named
 from steptime._models.kernels.call import computed_in
+from steptime._models.memory.fit import Fit, Remedy
 from steptime._models.power.card import StepPower
 from steptime._notices import Basis, Notices
 from steptime._ops.operations import is_product, products_of
@@ -19,13 +20,12 @@ from steptime._program.host_code import outside_ops
 from steptime._program.nesting import ENGINE
 from steptime._program.program import CallKind, Phase, Program, Tensor
 from steptime._program.workload import Workload
-from steptime._sim.core.steady import steady
 from steptime._sim.core.timing import Cohort, Timeline
 from steptime._sim.explain.activity import Activity, RankSummary, Window, activity
 from steptime._sim.explain.bound import StepBound, Straggler, Waiting, waiting
 from steptime._sim.explain.critical_path import PathSummary, critical_path, summarise_path
 from steptime._sim.recorded.profiler import profiler_costs, unprofiled
-from steptime._sim.recorded.replay import repeatable, step_times_ns
+from steptime._sim.recorded.replay import played, step_times_ns
 from steptime._sim.recorded.timing import Recorded, recorded
 from steptime._units import ms
 
@@ -202,7 +202,7 @@ class PredictedStep:
     situation: str | None = None  # what is known of the machine, by which the interval is as wide as it is; None: as recorded
     gpus: float | None = None  # whole devices that the ranks have together; None: not known
     price: float | None = None  # of one of them for an hour, as it was asked with
-    helps: tuple[str, ...] | None = None  # changes that would make it fit, each tried; None: nothing was
+    helps: tuple[Remedy, ...] = ()  # changes that would make it fit, each tried
     # The step once per draw of what models may be off by; the same errors are in the same draws of every prediction.
     draws_ms: tuple[float, ...] = field(default=(), compare=False, repr=False)
 
@@ -215,6 +215,16 @@ class PredictedStep:
     def basis(self) -> tuple[str, ...]:
         """Standing facts that it rests on."""
         return self.notices.basis
+
+    @property
+    def fit(self) -> Fit | None:
+        """What the fullest rank needs of its memory; None where that is not known."""
+        return Fit.of(self.memory)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether every rank has room; None where that is not known."""
+        return None if self.fit is None else self.fit.fits
 
     @property
     def bound_by(self) -> str:
@@ -267,7 +277,7 @@ def predict(workload: Workload, *, profiled: bool = True) -> PredictedStep:
     """
     as_recorded = recorded(workload)
     inputs = as_recorded if profiled else unprofiled(as_recorded)
-    result = steady(repeatable(inputs).cohorts, queue_depth=inputs.queue_depth)
+    result = played(inputs)
     steps = max(1, *(len(cohort.program.steps) for cohort in inputs.cohorts))
     notices = [*workload.warnings, *missing_ranks(workload)]
     if steps == 1:
@@ -323,9 +333,7 @@ def single_step_ns(inputs: Recorded) -> float:
     steps = step_times_ns(inputs)
     if len(steps) > 1:
         return 0.0
-    return float(next(iter(steps.values()))) - float(
-        steady(repeatable(inputs).cohorts, queue_depth=inputs.queue_depth).period_ns[0]
-    )
+    return float(next(iter(steps.values()))) - float(played(inputs).period_ns[0])
 
 
 def _recorded_span(inputs: Recorded, step_ns: float) -> tuple[float, float]:
@@ -339,11 +347,11 @@ def _recorded_span(inputs: Recorded, step_ns: float) -> tuple[float, float]:
 def _without_profiler(inputs: Recorded, step_ns: float) -> tuple[float, float]:
     """What holds nine of ten unprofiled steps: less or more of the host times may be left, kernels be as quick or quicker."""
     times = math.exp(NINE_OF_TEN * profiler_costs().error)
-    cohorts = [repeatable(unprofiled(inputs, each)) for each in (1.0 / times, times)]
+    other = [unprofiled(inputs, each) for each in (1.0 / times, times)]
     if any(late_ns.any() for late_ns in inputs.late_ns):
         # Ranks without a trace may come as late as they did.
-        cohorts.append(repeatable(replace(unprofiled(inputs, times), late_ns=inputs.late_ns)))
-    periods = [float(steady(each.cohorts, queue_depth=inputs.queue_depth).period_ns[0]) for each in cohorts]
+        other.append(replace(unprofiled(inputs, times), late_ns=inputs.late_ns))
+    periods = [float(played(each).period_ns[0]) for each in other]
     low, high = min(periods), max(periods)
     faster, slower = _UNPROFILED_DEVICE
     return min(low, step_ns) * faster, max(high, step_ns) * slower

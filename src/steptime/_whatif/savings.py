@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._program.workload import Workload
-from steptime._sim.core.steady import Steady, steady
+from steptime._sim.core.steady import Steady, play_again
 from steptime._sim.core.timing import Cohort
 from steptime._sim.explain.activity import Window
 from steptime._sim.prediction import NINE_OF_TEN, Operations, PredictedStep, explain, recorded_peak_flop_per_s
@@ -160,7 +160,7 @@ class Scene:
         )
 
     def _play(self, cohorts: Cohorts) -> Steady:
-        return steady(cohorts, queue_depth=self.prediction.timeline.queue_depth)
+        return play_again(self.prediction.timeline, cohorts)
 
     def _drawn(self, changes: Sequence[Change]) -> tuple[Floats, Floats]:
         """The step before and after in every draw of what pieces may take instead, in nanoseconds."""

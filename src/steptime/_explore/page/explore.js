@@ -88,8 +88,12 @@ function answer(given, question, more) {
 
 /** What would make it fit is tried, which takes a while, and said once it is known. */
 async function helps(values) {
-  const { summary } = await connection.said("helps", values);
-  if (summary && shown.values === values) fill("summary", summary);
+  const { summary, remedies } = await connection.said("helps", values);
+  if (!summary || shown.values !== values) return;
+  fill("summary", summary);
+  document.querySelectorAll("#summary .helps li").forEach((item, i) => {
+    if (remedies[i]) item.append(" ", made("button", { type: "button", class: "find", onclick: () => { controls.take(remedies[i]); ask(); } }, "Apply"));
+  });
 }
 
 /** By how much a step is another one than to begin with; of another batch, what that means for samples. */

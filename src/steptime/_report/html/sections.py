@@ -14,18 +14,11 @@ import numpy as np
 from steptime._models.memory.lifetimes import MemoryKind
 from steptime._report.alike import Alike, folded, ranges
 from steptime._report.html.markup import Markup, bar, join, swatch, table, tag
-from steptime._report.words import (
-    OUT_OF_RANGE,
-    busy_words,
-    iteration_figures,
-    path_ranks_words,
-    percent,
-    size_words,
-    time_ms,
-)
+from steptime._report.words import OUT_OF_RANGE, busy_words, iteration_figures, path_ranks_words, percent, time_ms
 from steptime._sim.explain.activity import RankSummary
 from steptime._sim.explain.critical_path import PathSummary
 from steptime._sim.prediction import Iterations, PredictedStep
+from steptime._units import size_words
 
 # More ranks than this are shown by their extremes.
 RANKS_LISTED = 128

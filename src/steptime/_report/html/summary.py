@@ -96,7 +96,7 @@ def short(verdict: Verdict, step_ms: float, span: str) -> Markup:
     """What does not fit: by how much, where, what fills it, what would help; and only then what it would take."""
     assert verdict.fit is not None
     where = "" if verdict.fit.rank is None else f" on rank {verdict.fit.rank}"
-    helps = tag("ul", *(tag("li", held(each)) for each in verdict.helps), class_="helps") if verdict.helps else Markup()
+    helps = tag("ul", *(tag("li", held(each.text)) for each in verdict.helps), class_="helps") if verdict.helps else Markup()
     return tag(
         "div",
         tag("p", tag("strong", held(f"Does not fit by {verdict.fit.short}")), tag("span", where, class_="unit"), class_="step"),

@@ -20,11 +20,11 @@ from steptime._program.program import Program, WorkKind
 from steptime._report.alike import ranges
 from steptime._report.chrome import STEP_MARKS, step_spans
 from steptime._report.html.markup import Markup, clean, table
-from steptime._report.words import size_words, time_ms
+from steptime._report.words import time_ms
 from steptime._sim.core.timing import CohortTimeline, Nanoseconds, Timeline
 from steptime._sim.explain.bound import family_words
 from steptime._sim.explain.critical_path import PathSegment, short_kernel_name
-from steptime._units import ms
+from steptime._units import ms, size_words
 
 Integers = npt.NDArray[np.int64]
 

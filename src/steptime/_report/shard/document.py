@@ -74,7 +74,7 @@ def evaluated_document(task: Task, plans: Sequence[GivenPlan]) -> Document:
         "plans": [
             {
                 "name": plan.name, "plan": plan.plan.to_dict(), "kinds": plan.plan.kinds(), "step_time_ms": ms(plan.step_ns),
-                "fits": plan.fits, "fullest_rank": plan.fullest_rank, "fullest_bytes": plan.fullest_bytes,
+                "fits": plan.fit.fits, "fullest_rank": plan.fit.rank, "fullest_bytes": plan.fit.needed_bytes,
                 **({} if plan.why is None else {
                     "verdict": plan_verdict(plan.why).to_dict(), "interval_ms": _interval(plan.step_ns, plan.why),
                     **_why(plan.why),

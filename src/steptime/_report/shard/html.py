@@ -9,11 +9,11 @@ from steptime._report.html.markup import Markup, bar, swatch, table, tag
 from steptime._report.html.static import section, static_page
 from steptime._report.html.summary import verdict_summary
 from steptime._report.shard.text import day_cells, gain_words, kinds_words, speed_lines
-from steptime._report.words import size_words, time_ms
+from steptime._report.words import time_ms
 from steptime._shard.days import Days
 from steptime._shard.explain import Explained, RankLoad
 from steptime._shard.search import Option, Searched
-from steptime._units import ms
+from steptime._units import ms, size_words
 
 _LINKS = ("Ranks", "Why", "Other plans", "The plan")
 # Class of the style sheet and words: what a rank's bar is made of.

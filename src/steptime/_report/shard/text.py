@@ -13,13 +13,13 @@ from steptime._report.answers import Sharding, plan_verdict
 from steptime._report.layout import print_heading, print_line, print_notices, print_numbers, print_section, print_title
 from steptime._report.shard.document import evaluated_notices
 from steptime._report.text import print_verdict, print_verdict_lines
-from steptime._report.words import interval_words, power_words, rate, size_words, time_ms
+from steptime._report.words import interval_words, power_words, rate, time_ms
 from steptime._shard.days import ROBUST, Days
 from steptime._shard.explain import Explained, PlanReasons, RankLoad, Reason
 from steptime._shard.given_plans import GivenPlan
 from steptime._shard.search import Searched
 from steptime._shard.task import Task
-from steptime._units import ms
+from steptime._units import ms, size_words
 
 _HEADS = (
     "rank",
@@ -129,12 +129,12 @@ def print_evaluated(console: Console, task: Task, platform: str, plans: Sequence
             plan.name,
             time_ms(ms(plan.step_ns)),
             _more(plan.step_ns, best),
-            size_words(plan.fullest_bytes),
-            "yes" if plan.fits else Text("no", style="bold red"),
+            size_words(plan.fit.needed_bytes),
+            Text(plan.fit.words, style="" if plan.fit.fits else "bold red"),
         )
         for plan in plans
     ]
-    print_numbers(console, ("plan", "step", "more", "fullest\nrank", "fits"), rows)
+    print_numbers(console, ("plan", "step", "more", "fullest\nrank", "memory"), rows)
     for plan in plans[:_PLANS_SHOWN]:
         if plan.why is not None:
             low, high = (factor * ms(plan.step_ns) for factor in plan.why.interval)

@@ -67,6 +67,11 @@ def steady(
     return Steady(period, first, _last_window(playback, history, queue_depth), len(fronts), bool(cycle.all()))
 
 
+def play_again(timeline: Timeline, cohorts: Sequence[Cohort]) -> Steady:
+    """Play what a timeline shows with other durations."""
+    return steady(cohorts, queue_depth=timeline.queue_depth)
+
+
 def steady_period(cohorts: Sequence[Cohort], *, iterations_at_most: int = 64) -> npt.NDArray[np.float64]:
     """The period alone, per scenario: of many scenarios of a long step a timeline is most of the work."""
     layouts = _laid_out(cohorts, None)

@@ -9,7 +9,7 @@ configurations of one model are compared under the same errors.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from statistics import NormalDist
@@ -22,6 +22,7 @@ from steptime._fuse.compiled import OFF
 from steptime._garbage import no_collection
 from steptime._lookups.workload import TABLE_BATCHED, RankLookups, row_bytes, state_bytes
 from steptime._models.estimate import Estimate
+from steptime._models.memory.fit import Fit, fullest, usable_bytes
 from steptime._models.memory.peak import peak_memory
 from steptime._models.memory.tensors import names_tensors
 from steptime._models.power.card import StepPower
@@ -84,13 +85,12 @@ def predict_on(
         step = modelled_run(workload, platform, profiled=profiled, own_host=own_host, strict=strict)
     else:
         step = modelled(workload, platform, strict=strict)
-    memory = memory_of(step.workload, platform)
     result = prediction_of(step, workload, calibration, situation)
     return replace(
         result,
         profiled=profiled,
         host_code_ms=step.host_code_ms,
-        memory=memory,
+        memory=memory_of(step.workload, platform),
     )
 
 
@@ -253,7 +253,6 @@ def memory_of(workload: Workload, platform: Platform) -> dict[str, Any]:
     argument of any op: the workload has their sizes as `unnamed`, or statistics of them.
     """
     limits = platform.device.limits
-    capacity = limits.rank_memory_bytes
     if not all(names_tensors(one_step(program).program) for program in workload.programs):
         return {"peak_bytes": None, "unknown": _UNNAMED_TENSORS}
     if any(program.recorded and inside_graphs(program).any() for program in workload.programs):
@@ -277,22 +276,20 @@ def memory_of(workload: Workload, platform: Platform) -> dict[str, Any]:
             "reserved_bytes": result.reserved,
             "parts": {kind.value: nbytes for kind, nbytes in result.parts.items() if nbytes},
         })  # fmt: skip
-    most = max(ranks, key=lambda of_rank: int(of_rank["peak_bytes"]))
-    return {
-        **{key: most[key] for key in ("peak_bytes", "allocated_bytes", "steady_allocated_bytes", "reserved_bytes")},
-        "capacity_bytes": capacity,
-        "fits": most["peak_bytes"] <= capacity,
-        "ranks": ranks,
-    }
+    most = fullest(ranks)
+    known = {key: most[key] for key in ("peak_bytes", "allocated_bytes", "steady_allocated_bytes", "reserved_bytes")}
+    return limited({**known, "ranks": ranks}, usable_bytes(limits))
 
 
-def within(step: PredictedStep, memory_bytes: int | None) -> PredictedStep:
-    """The step where a rank may use only so much of its device."""
-    capacity = step.memory.get("capacity_bytes")
-    if memory_bytes is None or capacity is None or memory_bytes >= capacity:
-        return step
-    memory = {**step.memory, "capacity_bytes": memory_bytes, "fits": step.memory["peak_bytes"] <= memory_bytes}
-    return replace(step, memory=memory)
+def within(step: PredictedStep, limit_bytes: int) -> PredictedStep:
+    """Return the step where a rank may use only so much of its device."""
+    return replace(step, memory=limited(step.memory, limit_bytes)) if step.fit is not None else step
+
+
+def limited(memory: Mapping[str, Any], limit_bytes: int) -> dict[str, Any]:
+    """Return what is known of memory, with a limit."""
+    fit = Fit.of({**memory, "capacity_bytes": limit_bytes})
+    return {**memory, "capacity_bytes": limit_bytes, "fits": fit is not None and fit.fits}
 
 
 def _tables(lookups: RankLookups | None) -> UnnamedMemory:

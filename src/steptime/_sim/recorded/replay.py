@@ -18,7 +18,7 @@ from steptime._files import read_whole
 from steptime._program.program import CallKind, Program
 from steptime._program.workload import Workload
 from steptime._sim.core.simulate import simulate
-from steptime._sim.core.steady import steady
+from steptime._sim.core.steady import Steady, steady
 from steptime._sim.core.timing import PER_CALL, PER_WORK, Cohort, Nanoseconds, Timeline
 from steptime._sim.recorded.timing import Recorded, recorded
 from steptime._units import NS_PER_MS
@@ -174,9 +174,14 @@ def _moved(column: npt.NDArray[np.int32], positions: Rows) -> npt.NDArray[np.int
     return positions[column].astype(np.int32)
 
 
+def played(inputs: Recorded) -> Steady:
+    """Play the recorded steps over and over."""
+    return steady(repeatable(inputs).cohorts, queue_depth=inputs.queue_depth)
+
+
 def period_ms(inputs: Recorded) -> float:
     """The period of the recorded steps."""
-    return float(steady(repeatable(inputs).cohorts, queue_depth=inputs.queue_depth).period_ns[0]) / NS_PER_MS
+    return float(played(inputs).period_ns[0]) / NS_PER_MS
 
 
 def ops_begun(program: Program, gap_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from steptime._sim.core.steady import Steady, steady
+from steptime._sim.core.steady import Steady, play_again
 from steptime._sim.core.timing import Cohort
 from steptime._sim.explain.activity import Window, activity
 from steptime._sim.modelled.prediction import interval_ns
@@ -45,7 +45,7 @@ def split(step: ModelledStep, recorded: ModelledStep, predicted_step: Steady, ca
     wire = with_measured_wire(step, base, case, visit.calibration)
     measured = with_measured_wire(step, with_host_of(device, host), case, visit.calibration)
     predicted, with_device, with_host, with_wire, with_all = (
-        float(steady(cohorts).period_ns[0]) / visit.measured_ns
+        float(play_again(predicted_step.timeline, cohorts).period_ns[0]) / visit.measured_ns
         for cohorts in (base, device, with_host_of(base, host), wire, measured)
     )
     of_device, of_host, of_wire = predicted - with_device, predicted - with_host, predicted - with_wire
