@@ -27,7 +27,7 @@ def scene(name: str, platform: str | None = None) -> Scene:
 
 
 def saves_ms(name: str, *texts: str, platform: str | None = None) -> float:
-    return scene(name, platform).saves_ms(parse_all(texts))
+    return scene(name, platform).gains_ms(parse_all(texts))
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def test_a_faster_piece_never_costs_time_and_a_slower_one_never_saves() -> None:
 
 def test_everything_scaled_is_the_step_scaled() -> None:
     base = scene("prefetch_sync")
-    saved = base.saves_ms(parse_all(["device * 0", "host * 0"]))
+    saved = base.gains_ms(parse_all(["device * 0", "host * 0"]))
     assert saved > 0.95 * base.prediction.step_time_ms  # what is left is latency and the distance of kernels
-    assert base.saves_ms(parse_all(["device remove", "host remove"])) >= saved
+    assert base.gains_ms(parse_all(["device remove", "host remove"])) >= saved
 
 
 def test_a_host_that_does_not_wait_runs_ahead() -> None:

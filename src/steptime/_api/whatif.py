@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steptime._api.predict import calibration_for, platform_for, platform_ranks, predict
 from steptime._api.read import read
+from steptime._fuse.compiled import DEFAULT, OFF, is_compiled
 from steptime._platforms.calibration import Calibration
 from steptime._platforms.platform import Platform
-from steptime._program.workload import Workload
+from steptime._program.workload import COMPILE, Workload
 from steptime._report.whatif import ChangedPrediction, Suggestions
 from steptime._sim.prediction import PredictedStep
 from steptime._whatif.apply import Cohorts
@@ -54,8 +56,11 @@ def whatif(
     machine = None if platform is None else platform_for(platform, workload.world_size)
     speed = None if machine is None else calibration_for(calibration, machine)
     step = predict(workload, machine, calibration=calibration if machine is None else speed, profiled=profiled)
-    found = suggested(_scene(step, machine)[0])
-    return Suggestions(step, found.savings, found.tried, found.meanings)
+
+    def predicted(job: Workload) -> PredictedStep:
+        return predict(job, machine, calibration=speed, profiled=profiled, suggest=False)
+
+    return Suggestions(step, suggested(_scene(step, machine, None if machine is None else predicted)[0]))
 
 
 def _scene(
@@ -63,10 +68,24 @@ def _scene(
 ) -> tuple[Scene, Changer]:
     workload = prediction.workload
 
+    @cache
     def rebuilt(batch: int) -> Cohorts:
-        assert predicted is not None
-        return tuple(each.cohort for each in predicted(workload.varied(batch=batch)).timeline.cohorts)
+        return cohorts(workload.varied(batch=batch))
 
-    again = None if predicted is None or workload.rebuild is None else rebuilt
-    changer = Changer(platform, workload.description.batch, again, log_error_of(prediction))
+    @cache
+    def compiled() -> Cohorts:
+        return cohorts(replace(workload, meta={**workload.meta, COMPILE: DEFAULT}))
+
+    def cohorts(job: Workload) -> Cohorts:
+        assert predicted is not None
+        return tuple(each.cohort for each in predicted(job).timeline.cohorts)
+
+    done = workload.meta.get(COMPILE, OFF) != OFF or any(map(is_compiled, workload.programs))
+    changer = Changer(
+        platform,
+        workload.description.batch,
+        None if predicted is None or workload.rebuild is None else rebuilt,
+        None if predicted is None or done else compiled,
+        log_error_of(prediction),
+    )
     return Scene(prediction, changer), changer

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from steptime._whatif.savings import Saving, WhatIf
+    from steptime._whatif.suggestions import Suggested
 
 # Of a critical path, what is worth naming.
 _WORTH_SAYING = 0.05
@@ -53,7 +54,7 @@ class ChangedPrediction(Prediction):
         assert self.what_if is not None
         facts = {"Without the changes": f"{time_ms(self.what_if.before.step_time_ms)} ms"}
         for saving in self.what_if.each:
-            facts[f"What if {saving.changes[0]}"] = f"{_signed(saving.saves_ms)} ms saved alone ({percent(saving.share)})"
+            facts[f"What if {saving.changes[0]}"] = f"{saving_words(saving)} alone"
         write_output(Path(path), page(self, facts=facts))
 
 
@@ -77,6 +78,7 @@ def saving_document(saving: Saving) -> Document:
         "saves_ms": saving.saves_ms,
         "interval_ms": list(saving.interval_ms),
         "share": saving.share,
+        "speedup": saving.speedup,
         "step_time_ms": saving.after_ms,
         "bound_by": saving.bound_by,
         "critical_path": dict(saving.path),
@@ -92,9 +94,17 @@ class Suggestions:
     """The changes that would save most of a step, best first."""
 
     prediction: PredictedStep
-    savings: tuple[Saving, ...]
-    tried: int
-    notes: Mapping[str, str] = field(default_factory=dict)  # change -> what it means
+    found: Suggested
+
+    @property
+    def savings(self) -> tuple[Saving, ...]:
+        """Of changes that one can make."""
+        return self.found.savings
+
+    @property
+    def headroom(self) -> tuple[Saving, ...]:
+        """What could be saved at most, where nothing can be switched on."""
+        return self.found.headroom
 
     @property
     def verdict(self) -> Verdict:
@@ -104,7 +114,7 @@ class Suggestions:
     def __repr__(self) -> str:
         name = self.prediction.workload.name or "workload"
         best = self.savings[0] if self.savings else None
-        said = "nothing helps" if best is None else f"most by {best.changes[0]!r}: {time_ms(best.saves_ms)} ms"
+        said = "nothing helps" if best is None else f"most by {best.changes[0]!r}: {saving_words(best)}"
         return f"<Suggestions {name}: {time_ms(self.prediction.step_time_ms)} ms per step, {said}>"
 
     def to_dict(self) -> Document:
@@ -119,15 +129,17 @@ class Suggestions:
             "interval_ms": list(step.interval_ms),
             "bound_by": step.bound_by,
             "critical_path": _path(step),
-            "changes": [
-                {**saving_document(saving), "meaning": self.notes.get(saving.changes[0], "")} for saving in self.savings
-            ],
-            "tried": self.tried,
+            "changes": [self._document(saving) for saving in self.savings],
+            "headroom": [self._document(saving) for saving in self.headroom],
+            "tried": self.found.tried,
             **step.notices.to_dict(),
         })  # fmt: skip
 
+    def _document(self, saving: Saving) -> Document:
+        return {**saving_document(saving), "meaning": self.found.meanings[saving.changes[0]]}
+
     def to_table(self) -> pa.Table:
-        """A row for every change."""
+        """A row for every change that one can make."""
         rows = [{key: value for key, value in each.items() if key != "critical_path"} for each in self.to_dict()["changes"]]
         return table_of(rows)
 
@@ -158,12 +170,18 @@ def print_suggestions(console: Console, answer: Suggestions) -> None:
     print_header(console, "whatif", step.workload)
     print_verdict(console, "Step time", step.step_time_ms, answer.verdict, span_words(step))
     if not answer.savings:
-        print_line(console, "What if", f"none of {answer.tried} changes would make the step shorter")
-    else:
-        note = f"the changes that save most of the step, each simulated alone; {answer.tried} tried"
-        print_section(console, "What if", note)
-        _print_savings(console, answer.savings, {})
-        _print_meanings(console, {each.changes[0]: answer.notes.get(each.changes[0], "") for each in answer.savings})
+        print_line(console, "What if", f"none of {answer.found.tried} changes would make the step shorter")
+    notes = {
+        "What if": f"what you can switch on or change, each simulated alone; {answer.found.tried} tried",
+        "Headroom": "what could be saved at most: bounds, nothing to switch on",
+    }
+    for (title, note), savings in zip(notes.items(), (answer.savings, answer.headroom), strict=True):
+        if savings:
+            print_section(console, title, note)
+            _print_savings(console, savings, {})
+    shown = [each.changes[0] for each in (*answer.savings, *answer.headroom)]
+    if shown:
+        _print_meanings(console, {change: answer.found.meanings[change] for change in shown})
     print_notices(console, step.notices)
 
 
@@ -177,16 +195,17 @@ def _print_meanings(console: Console, meanings: Mapping[str, str]) -> None:
 
 
 def _print_savings(console: Console, savings: Sequence[Saving], names: Mapping[str, str]) -> None:
-    heads = tuple(Text(head, "dim") for head in ("saves, ms", "of it", "90 % interval"))
+    heads = tuple(Text(head, "dim") for head in ("step, ms", "change", "90 % interval", "samples/s"))
     rows: list[tuple[Text, ...]] = []
     for saving in savings:
         low, high = saving.interval_ms
-        span = Text(f"{_signed(low)} to {_signed(high)}", "dim")
-        rows.append((Text(_signed(saving.saves_ms), "bold"), Text(percent(saving.share)), span))
+        span = Text(f"{_signed(-high)} to {_signed(-low)}", "dim")
+        faster = Text(_percent(saving.speedup - 1))
+        rows.append((Text(_signed(-saving.saves_ms), "bold"), Text(_percent(-saving.share)), span, faster))
     room = body_width(console) - width_of([heads, *rows])
     said = [literal(names.get("; ".join(saving.changes), "; ".join(saving.changes))) for saving in savings]
     widest = min(max(text.cell_len for text in said), max(room * 2 // 3, _NAME_AT_LEAST))
-    table = grid("left", "right", "right", "right", "left")
+    table = grid("left", "right", "right", "right", "right", "left")
     table.add_row(Text(), *heads, Text("critical path then", "dim"))
     for text, numbers, saving in zip(said, rows, savings, strict=True):
         path = ", ".join(f"{kind} {percent(share)}" for kind, share in saving.path.items() if share >= _WORTH_SAYING)
@@ -197,5 +216,15 @@ def _print_savings(console: Console, savings: Sequence[Saving], names: Mapping[s
     print_body(console, table)
 
 
+def saving_words(saving: Saving) -> str:
+    """What becomes of the step and of samples per second."""
+    share, faster = _percent(-saving.share), _percent(saving.speedup - 1)
+    return f"step {_signed(-saving.saves_ms)} ms ({share}), samples/s {faster}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:+.1f} %"
+
+
 def _signed(value_ms: float) -> str:
-    return time_ms(value_ms) if value_ms >= 0 else f"-{time_ms(-value_ms)}"
+    return f"{'-' if value_ms < 0 else '+'}{time_ms(abs(value_ms))}"

@@ -17,6 +17,7 @@ from steptime.errors import InputError, printable
 SCALE, SET, REMOVE, OVERLAP, NO_OVERLAP, LEVEL, ROOFLINE = "*", "=", "remove", "overlap", "no-overlap", "level", "roofline"
 WORDS = (REMOVE, NO_OVERLAP, OVERLAP, LEVEL, ROOFLINE)
 TF32, BF16, OPTIMIZER, BATCH, GRAPH, PROFILER = "tf32", "bf16", "optimizer", "batch", "cuda graph", "profiler"
+COMPILE = "compile"
 # Named changes that take no number, by all that is written of them.
 _NAMED = {
     "tf32 on": (TF32, ""),
@@ -24,6 +25,7 @@ _NAMED = {
     "optimizer fused": (OPTIMIZER, "fused"),
     "optimizer foreach": (OPTIMIZER, "foreach"),
     "cuda graph": (GRAPH, ""),
+    COMPILE: (COMPILE, ""),
     "profiler off": (PROFILER, ""),
 }
 # Kinds of targets that take a name after a colon.
@@ -64,6 +66,11 @@ class Change:
     target: Target | None = None  # None: a named change
     amount: float = 0.0
     choice: str = ""
+
+
+def samples_after(change: Change, batch: int) -> int:
+    """Return the batch after a change of it."""
+    return max(1, round(change.amount if change.choice == SET else change.amount * batch))
 
 
 def parse_all(texts: Sequence[str]) -> list[Change]:

@@ -13,7 +13,7 @@ from steptime._whatif.apply import Cohorts, applied, selections
 from steptime._whatif.autocast import Autocast
 from steptime._whatif.batch import SampleDimensions
 from steptime._whatif.draws import has_draws, with_draws
-from steptime._whatif.grammar import BATCH, BF16, OPTIMIZER, ROOFLINE, SET, TF32, Change, error
+from steptime._whatif.grammar import BATCH, BF16, COMPILE, OPTIMIZER, ROOFLINE, SET, TF32, Change, error, samples_after
 from steptime._whatif.models import Models, rewritten, with_op_times
 from steptime._whatif.roofline import at_peak
 
@@ -28,14 +28,19 @@ class Changer:
     platform: Platform | None = None
     batch: int | None = None  # of all ranks together, where the workload says
     rebuilt: Callable[[int], Cohorts] | None = None  # the job with another batch; None: only its times can be changed
+    compiled: Callable[[], Cohorts] | None = None  # the job compiled; None: it cannot be, or is
     error: float = 0.0  # of the logarithm of pieces of what is built again
 
     def __call__(self, change: Change, cohorts: Cohorts) -> Cohorts:
         """The cohorts with a change."""
-        if change.action not in (TF32, BF16, OPTIMIZER, BATCH, ROOFLINE):
+        if change.action not in (TF32, BF16, OPTIMIZER, BATCH, ROOFLINE, COMPILE):
             return applied(change, cohorts)
+        if change.action == COMPILE:
+            if self.compiled is None:
+                raise error(change.text, "goes with --platform, and with a step that is not compiled already")
+            return self._drawn(cohorts, self.compiled())
         if change.action == BATCH and self.rebuilt is not None:
-            return self._built_again(change, cohorts, self.rebuilt)
+            return self._drawn(cohorts, self.rebuilt(samples_after(change, self.batch or 1)))
         models = Models.of(change, [cohort.program for cohort in cohorts], self.platform)
         if change.action == OPTIMIZER:
             optimizers.check(change, cohorts)
@@ -83,11 +88,9 @@ class Changer:
                 text += "; N is the batch of all ranks" if self.batch else f"; N is the batch of one rank, not of all {ranks}"
             yield text + "; if that is not the batch, do not use this answer"
 
-    def _built_again(self, change: Change, cohorts: Cohorts, rebuilt: Callable[[int], Cohorts]) -> Cohorts:
-        """The cohorts of the job with another batch, with draws where these have some."""
-        size = change.amount if change.choice == SET else change.amount * (self.batch or 1)
-        result = rebuilt(max(1, round(size)))
-        return tuple(with_draws(each, self.error) for each in result) if has_draws(cohorts[0]) else result
+    def _drawn(self, before: Cohorts, after: Cohorts) -> Cohorts:
+        """What was built again, with draws where these have some."""
+        return tuple(with_draws(each, self.error) for each in after) if has_draws(before[0]) else after
 
 
 def _with_tf32(change: Change, cohorts: Cohorts, models: Models) -> Cohorts:

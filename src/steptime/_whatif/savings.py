@@ -21,7 +21,7 @@ from steptime._sim.prediction import NINE_OF_TEN, Operations, PredictedStep, exp
 from steptime._units import NS_PER_MS, ms
 from steptime._whatif.apply import Cohorts, applied
 from steptime._whatif.draws import with_draws
-from steptime._whatif.grammar import BATCH, BF16, SET, TF32, Change
+from steptime._whatif.grammar import BATCH, BF16, COMPILE, SCALE, TF32, Change, error, samples_after
 
 Floats = npt.NDArray[np.float64]
 Apply = Callable[[Change, Cohorts], Cohorts]
@@ -30,7 +30,8 @@ LEVELS = (0.05, 0.95)
 # Of a saving: nine of ten changes made for real on an H200 saved within this of what was foretold, of the 18 whose two rounds
 # of timing agree (benchmarks/whatif_pairs.json, whatif_pairs_again.json; 2026-11-16).
 OFF_BY = 0.22
-_OTHER_BATCH = {"peak_bytes": None, "unknown": "it is not predicted for the batch of a what-if"}
+_OTHER_PROGRAM = {"peak_bytes": None, "unknown": "it is not predicted for another batch or a compiled step of a what-if"}
+_BUILT_AGAIN = (BATCH, COMPILE)
 CHANGED = "changed"
 """What device times are that a what-if made otherwise, in coverage."""
 _SINGLE = "float32"
@@ -47,6 +48,7 @@ class Saving:
     interval_ms: tuple[float, float]  # of what is saved: holds nine of ten
     bound_by: str  # after the change
     path: Mapping[str, float]  # reason -> share of the critical path after the change
+    work: float = 1.0  # samples of a step after the change over those before
 
     @property
     def saves_ms(self) -> float:
@@ -57,6 +59,11 @@ class Saving:
     def share(self) -> float:
         """Of the step before."""
         return self.saves_ms / self.before_ms if self.before_ms else 0.0
+
+    @property
+    def speedup(self) -> float:
+        """Samples per second with the change over those without."""
+        return self.work * self.before_ms / self.after_ms if self.after_ms else 1.0
 
 
 @dataclass(frozen=True)
@@ -91,14 +98,26 @@ class Scene:
     def changed(self, changes: Sequence[Change], cohorts: Cohorts | None = None) -> Cohorts:
         """The cohorts with all changes, made one after another."""
         result = self.cohorts if cohorts is None else cohorts
-        # Another batch may be another program: other changes are made to that one.
-        for change in sorted(changes, key=lambda change: change.action != BATCH):
+        if {change.action for change in changes} >= set(_BUILT_AGAIN):
+            raise error(COMPILE, "builds the step anew, as another batch does; give one of them as --compile or --batch")
+        # Another batch or a compiled step may be another program: other changes are made to that one.
+        for change in sorted(changes, key=lambda change: change.action not in _BUILT_AGAIN):
             result = self._apply(change, result)
         return result
 
-    def saves_ms(self, changes: Sequence[Change]) -> float:
-        """What changes save, and nothing else about them."""
-        return ms(self.before.period_ns[0] - self._play(self.changed(changes)).period_ns[0])
+    def gains_ms(self, changes: Sequence[Change]) -> float:
+        """What changes save of the step, for as many samples as it has, and nothing else about them."""
+        return ms(self.before.period_ns[0] - self._play(self.changed(changes)).period_ns[0] / self._work(changes))
+
+    def _work(self, changes: Sequence[Change]) -> float:
+        """Samples of a step after changes over those before; 1 where neither is known."""
+        batch, result = self.prediction.workload.description.batch, 1.0
+        for change in changes:
+            if change.action == BATCH and batch is not None:
+                result = samples_after(change, batch) / batch
+            elif change.action == BATCH and change.choice == SCALE:
+                result = change.amount
+        return result
 
     def saving(self, changes: Sequence[Change]) -> Saving:
         """What changes save together."""
@@ -117,7 +136,7 @@ class Scene:
         after = self._explained(changes, result, after_ns, self._interval_ms(after_ns, drawn_after))
         path = {kind.kind: kind.share for kind in after.critical_path.kinds}
         texts = tuple(change.text for change in changes)
-        return after, Saving(texts, ms(before_ns), ms(after_ns), interval, after.bound_by, path)
+        return after, Saving(texts, ms(before_ns), ms(after_ns), interval, after.bound_by, path, self._work(changes))
 
     def _interval_ms(self, after_ns: float, drawn: Floats) -> tuple[float, float]:
         """Of the step with changes: nine of ten draws, and no narrower for its length than that of the step without.
@@ -154,7 +173,7 @@ class Scene:
             price=base.price,
             helps=base.helps,
             coverage=_coverage(base.coverage, self.cohorts, [played.cohort for played in result.timeline.cohorts]),
-            memory=_OTHER_BATCH if any(change.action == BATCH for change in changes) else base.memory,
+            memory=_OTHER_PROGRAM if any(change.action in _BUILT_AGAIN for change in changes) else base.memory,
             peak_flop_per_s=peak,
             bound=replace(explained.bound, cap=base.bound.cap),  # at the clocks that the cap left before
         )
@@ -205,8 +224,7 @@ def _described(workload: Workload, changes: Sequence[Change]) -> Workload:
     known = workload.description
     for change in changes:
         if change.action == BATCH and known.batch is not None:
-            size = round(change.amount if change.choice == SET else change.amount * known.batch)
-            known = replace(known, batch=max(1, size))
+            known = replace(known, batch=samples_after(change, known.batch))
         if change.action in _IN and known.precision == "fp32":
             known = replace(known, precision=change.text)
     return replace(workload, description=known)
