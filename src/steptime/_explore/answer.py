@@ -58,7 +58,7 @@ def _answered(subject: Subject, form: str, values: Values) -> bytes:
     if form == SUGGEST:
         changes = subject.suggested(values).to_dict()["changes"][:_SUGGESTED]
         return _encoded(
-            {"changes": [{key: each[key] for key in ("change", "saves_ms", "share", "meaning")} for each in changes]}
+            {"changes": [{key: each[key] for key in ("change", "saves_ms", "speedup", "meaning")} for each in changes]}
         )
     if form == HELPS:
         prediction = subject.predicted(values)

@@ -145,9 +145,9 @@ class Control {
       const { changes, error } = await this.suggest();
       suggest.disabled = false;
       if (error || !changes.length) return void found.replaceChildren(made("li", {}, error ?? "no change would help"));
-      found.replaceChildren(...changes.map(({ change, saves_ms, share, meaning }) => made("li", {}, made("button", { type: "button", class: "find",
+      found.replaceChildren(...changes.map(({ change, saves_ms, speedup, meaning }) => made("li", {}, made("button", { type: "button", class: "find",
         title: meaning, onclick: () => this.changed([...this.value.filter((text) => text !== change), change]) }, change),
-      made("span", {}, `saves ${saves_ms.toPrecision(3)} ms, ${(100 * share).toFixed(0)} %`))));
+      made("span", {}, `step ${saves_ms > 0 ? "−" : "+"}${Math.abs(saves_ms).toPrecision(3)} ms, samples/s ${speedup < 1 ? "" : "+"}${(100 * (speedup - 1)).toFixed(0)} %`))));
     } }, "Which would help?");
     this.update = () => {
       list.replaceChildren(...this.value.map((text, i) => made("li", {}, text, made("button", { type: "button", "aria-label": `Remove ${text}`,
