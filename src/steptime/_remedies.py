@@ -49,12 +49,9 @@ def remedies(job: Job) -> tuple[Remedy, ...]:
 
 
 def larger_devices(platform: Platform, fit: Fit) -> Iterator[Remedy]:
-    """Yield the smallest shipped device that is enough."""
+    """Yield the shipped devices that are enough, the smallest first."""
     same = (each for each in map(read_device, device_names()) if each.share == platform.device.limits.share)
-    sizes = sorted((usable_bytes(each), each.name) for each in same)
-    enough_for = next(((there, name) for there, name in sizes if fit.within(there).fits), None)
-    if enough_for is not None:
-        there, name = enough_for
+    for there, name in sorted((usable_bytes(each), each.name) for each in same):
         yield Remedy(f"GPUs with {size_words(there)}, such as {name}", fit.within(there))
 
 
@@ -83,24 +80,22 @@ class Job:
     def candidates(self) -> Iterator[Remedy]:
         """Yield all that is tried: changes of the job, and larger devices."""
         yield from self.changes() if self.has_config else self.shares()
-        yield from larger_devices(self.platform, self.fit)
+        yield from islice(enough(larger_devices(self.platform, self.fit)), 1)
 
     def changes(self) -> Iterator[Remedy]:
         """Yield changes of its config."""
-        again, shared = {"recompute": FULL}, self._shared()
+        again, shared, ranks = {"recompute": FULL}, self._shared(), self.workload.world_size
         halvings = self._halvings()
         yield self._set(again, "activation checkpointing")
         if shared:
             yield self._set(shared, "parameters, gradients and optimizer state shared by the copies")
-            if self._with(settings=again) is None and self._with(settings=shared) is None:
-                yield self._set({**again, **shared}, "activation checkpointing, and state shared by the copies")
-        elif "tables" in self._ways:
-            ranks = [(int(each["peak_bytes"]), len(self.workload.run_by(each["rank"]))) for each in self.memory["ranks"]]
-            even = sum(peak * count for peak, count in ranks) // sum(count for _, count in ranks)
+        if "tables" in self._ways:
+            peaks = [(int(each["peak_bytes"]), len(self.workload.run_by(each["rank"]))) for each in self.memory["ranks"]]
+            even = sum(peak * count for peak, count in peaks) // sum(count for _, count in peaks)
             yield Remedy("another placement of the tables (`steptime shard` searches), where even", self.fit.needing(even))
-        elif self.workload.world_size > 1:
-            whole = {**dict.fromkeys((f"parallel.{key}" for key in DEGREES), 1), "parallel.fsdp": self.workload.world_size}
-            yield self._set({**whole, **again}, "for one; `steptime plan` searches for the fastest layout")
+        elif ranks > 1 and self._with(settings=again) is None and self._with(settings=shared or again) is None:
+            whole = {**dict.fromkeys((f"parallel.{key}" for key in DEGREES), 1), "parallel.fsdp": ranks}
+            yield self._set({**whole, **again}, "both; `steptime plan` searches for the fastest layout")
         if halvings:
             parts = self.workload.meta.get(KIND, {}).get("gradient_accumulation", 1) << halvings
             yield self._set({"gradient_accumulation": parts}, "as many micro-batches, one after another")
@@ -108,33 +103,33 @@ class Job:
             size = 3 * batch >> halvings + 1
             size = size if self._with(batch=size) is not None else batch >> halvings
             yield Remedy(f"--batch {size} (of {batch:,} now)", self._with(batch=size), batch=size)
-        now = self.workload.world_size
-        for count in (now << doublings for doublings in range(1, _DOUBLINGS + 1)):
-            for settings in ({}, self._shared(count // now)):
+        for count in (ranks << doublings for doublings in range(1, _DOUBLINGS + 1)):
+            for settings in ({}, self._shared(count // ranks)):
                 fit = self._with(ranks=count, settings=settings)
                 if fit is not None:
                     options = "".join(f" {self.option(key, value)}" for key, value in settings.items())
-                    yield Remedy(f"{count:,} GPUs instead of {now:,}{options}", fit, ranks=count, settings=settings)
+                    yield Remedy(f"{count:,} GPUs instead of {ranks:,}{options}", fit, ranks=count, settings=settings)
                     return
 
     def shares(self) -> Iterator[Remedy]:
         """Yield changes of a job that cannot be built anew, by the share of its peak that each can take away at most."""
         activations, others = (self.fit.parts.get(kind.value, 0) for kind in (MemoryKind.ACTIVATIONS, MemoryKind.TEMPORARIES))
         varying = activations + others
-        for parts in (1 << halvings for halvings in range(1, _HALVINGS)):
-            words = f"about 1/{parts} of the batch, with which activations and temporaries grow ({size_words(varying)})"
-            left = Remedy(words, self.fit.needing(self.fit.needed_bytes - varying + varying // parts))
-            if list(enough([left])):
-                yield left
-                break
+        words = f"of the batch, with which activations and temporaries grow ({size_words(varying)})"
+        parts = [1 << halvings for halvings in range(1, _HALVINGS)]
+        smaller = (Remedy(f"about 1/{each} {words}", self._without(varying - varying // each)) for each in parts)
+        yield from islice(enough(smaller), 1)
         if not recomputes(self.workload):
             words = f"activation checkpointing, which can save most of the activations ({size_words(activations)})"
-            yield Remedy(words, self.fit.needing(self.fit.needed_bytes - activations))
+            yield Remedy(words, self._without(activations))
 
     @property
     def _batch(self) -> int:
         """Samples of a step; 0 where that is not known."""
         return self.workload.description.batch or 0
+
+    def _without(self, nbytes: int) -> Fit:
+        return self.fit.needing(self.fit.needed_bytes - nbytes)
 
     @property
     def _ways(self) -> Mapping[str, int]:

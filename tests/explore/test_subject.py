@@ -96,7 +96,7 @@ def test_what_does_not_fit_is_answered_at_once_and_helped_afterwards() -> None:
     assert at_once["answer"]["memory"]["fits"] is False and "gradient_accumulation" not in at_once["sections"]["summary"]
     assert "gradient_accumulation" in helped["summary"]
     made = [each for each in helped["remedies"] if each is not None]
-    assert {"set.recompute"} <= {name for each in made for name in each}
+    assert {"set.gradient_accumulation"} <= {name for each in made for name in each}
     for each in made[:2]:
         assert json.loads(answered(subject_of(*GPT), "predict", each))["answer"]["memory"]["fits"] is True
     subject = subject_of(*GPT)

@@ -99,7 +99,7 @@ def test_a_table_larger_than_a_rank_is_named_with_what_is_short_and_three_helps(
         searched(Task(_large(4_000_000), 4, constraints))
     said = str(raised.value)
     assert "\n" not in said
-    assert "GiB with state and buffers, a rank has 9" in said
+    assert "with state and buffers, a rank has 962 MiB for tables" in said
     assert "are short" in said
     assert all(f"({number})" in said for number in (1, 2, 3))
     assert "column_wise of the 3 largest tables" in said

@@ -14,7 +14,7 @@ from steptime._models.memory.fit import Fit, Remedy
 from steptime._remedies import sentence
 from steptime._shard.memory import Memory, memory_of, packed
 from steptime._shard.task import Task
-from steptime._units import MIB, size_words
+from steptime._units import size_words
 from steptime.errors import InputError
 
 _MOST_RANKS = 1 << 14
@@ -76,9 +76,8 @@ class _Trials:
         yield self._tried(f"rows in 16 bits ({size_words(weights // 2)} less)", model, saved=saved)
         if model.batch > 1 and model.batch // 2 % task.ranks == 0:
             yield self._tried("half the batch", model.with_batch(model.batch // 2))
-        limit = self._enough_memory()
         change = f"ranks with more memory than {size_words(self.memory.limit)}"
-        yield Remedy(change, self._fit(replace(self.memory, limit=limit)))
+        yield Remedy(change, self._fit(replace(self.memory, limit=self.memory.rank_bytes + everything)))
 
     def _tried(self, change: str, model: Dlrm, division: Division | None = None, saved: float = 0.0) -> Remedy:
         """A change of model or division, of which shards take a share less."""
@@ -91,14 +90,6 @@ class _Trials:
         ranks = ranks or self.task.ranks
         plan = packed(memory, self.task.pinned_shards(division or self.division), ranks)
         return None if plan is None else Fit.of_ranks(dict(enumerate(memory.used(plan, ranks).tolist())), memory.limit)
-
-    def _enough_memory(self) -> int:
-        """The least limit, to a MiB, under which all is packed."""
-        low, high = self.memory.limit, self.memory.rank_bytes + int(self.memory.shard_bytes.sum())
-        while high - low > MIB:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._fit(replace(self.memory, limit=middle)) is None else (low, middle)
-        return high
 
     def _more_ranks(self) -> Iterator[Remedy]:
         """Yield the fewest ranks that are enough, or a few more: they are tried a sixteenth apart.
