@@ -19,17 +19,15 @@ from steptime._hardware.device import device_names, read_device
 from steptime._models.memory.fit import Fit, Remedy, usable_bytes
 from steptime._models.memory.lifetimes import MemoryKind
 from steptime._platforms.platform import Platform
-from steptime._program.program import Phase
 from steptime._program.workload import Workload
 from steptime._sim.modelled.prediction import memory_of
+from steptime._sim.prediction import operations_of
 from steptime._units import size_words
 from steptime.errors import InputError
 
 # A batch is halved, and ranks are doubled, so often at most.
 _HALVINGS, _DOUBLINGS = 8, 3
 _NAMED = 3
-# Ops that autograd never calls by itself: in a backward pass they compute again what a forward pass did not keep.
-_FORWARD_ALONE = {f"aten::{name}" for name in ("linear", "scaled_dot_product_attention", "layer_norm", "rms_norm", "conv2d")}
 
 
 def enough(candidates: Iterable[Remedy]) -> Iterator[Remedy]:
@@ -119,7 +117,7 @@ class Job:
         parts = [1 << halvings for halvings in range(1, _HALVINGS)]
         smaller = (Remedy(f"about 1/{each} {words}", self._without(varying - varying // each)) for each in parts)
         yield from islice(enough(smaller), 1)
-        if not recomputes(self.workload):
+        if not operations_of(self.workload).again:
             words = f"activation checkpointing, which can save most of the activations ({size_words(activations)})"
             yield Remedy(words, self._without(activations))
 
@@ -172,12 +170,3 @@ class Job:
             return None
         fit = Fit.of(memory_of(changed, self.platform))
         return None if fit is None else fit.within(self.fit.limit_bytes)
-
-
-def recomputes(workload: Workload) -> bool:
-    """Return whether a backward pass computes again what the forward pass did not keep: checkpoints run already."""
-    for program in workload.programs:
-        again = [row for row, name in enumerate(program.names) if name in _FORWARD_ALONE]
-        if any(((program.ops.name == row) & (program.ops.phase == Phase.BACKWARD)).any() for row in again):
-            return True
-    return False

@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -19,13 +18,12 @@ import steptime
 from steptime._models.memory.fit import Fit, Remedy
 from steptime._platforms.platform import Platform
 from steptime._platforms.situation import CARRIED, CARRIED_CALIBRATED, KNOWN, KNOWN_CALIBRATED
-from steptime._program.program import Phase
-from steptime._program.workload import Workload
 from steptime._remedies import Job, remedies
 from steptime._report.cost import Cost, money
 from steptime._report.text import print_prediction
 from steptime._report.verdict import Certainty, Verdict, verdict_of
 from steptime._report.words import time_ms
+from steptime._sim.prediction import Operations
 from steptime._units import size_words
 from steptime.errors import InputError
 
@@ -77,9 +75,9 @@ def test_room_within_the_error_of_peaks_is_no_plain_fit(needed: int, said: str) 
     assert verdict.headline.startswith(said)
 
 
-def job_of(found: steptime.Prediction, workload: Workload | None = None) -> Job:
+def job_of(found: steptime.Prediction) -> Job:
     """The job of a prediction as one that cannot be built anew."""
-    return Job(workload or replace(found.workload, rebuild=None), Platform.load("2xh200-nvlink"), found.memory)
+    return Job(replace(found.workload, rebuild=None), Platform.load("2xh200-nvlink"), found.memory)
 
 
 def test_a_job_that_cannot_be_built_anew_is_helped_by_what_fills_the_memory() -> None:
@@ -88,20 +86,11 @@ def test_a_job_that_cannot_be_built_anew_is_helped_by_what_fills_the_memory() ->
     assert all(each.fit is not None and each.fit.fits for each in remedies(job_of(crowded(activations=4))))
 
 
-def recomputing() -> Workload:
-    """A backward pass that calls what autograd never calls by itself."""
-    program = small().workload.programs[0]
-    names = (*program.names, "aten::linear")
-    phases, ops = program.ops.phase, program.ops.name.copy()
-    ops[np.flatnonzero(phases == Phase.BACKWARD)[0]] = len(program.names)
-    again = replace(program, names=names, ops=program.ops.replace(name=ops))
-    return replace(small().workload, rebuild=None, programs=(again, *small().workload.programs[1:]))
-
-
-def test_checkpointing_is_not_proposed_where_it_runs() -> None:
+def test_checkpointing_is_not_proposed_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     found = crowded(activations=4)
     assert any("checkpointing" in each.change for each in remedies(job_of(found)))
-    assert not any("checkpointing" in each.change for each in remedies(job_of(found, recomputing())))
+    monkeypatch.setattr("steptime._remedies.operations_of", lambda _: Operations(1.0, 4.0, again=1.0))
+    assert not any("checkpointing" in each.change for each in remedies(job_of(found)))
 
 
 def test_more_ranks_are_proposed_only_where_they_help() -> None:
