@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from steptime._report.cost import money
-from steptime._report.words import in_unit, rate, size_words, step_words
+from steptime._report.words import in_unit, rate, step_words
+from steptime._units import size_words
 
 Facts = dict[str, Any]
 Document = Mapping[str, Any]
