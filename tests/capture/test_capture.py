@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,11 +19,13 @@ from torch.utils.checkpoint import (  # noqa: E402
     set_checkpoint_early_stop,
 )
 
-from steptime._capture.capture import OUTSIDE, capture  # noqa: E402
+from steptime._capture.capture import OUTSIDE, PARAMETERS, capture  # noqa: E402
 from steptime._capture.cuda_choices import CUDNN, EFFICIENT, FLASH, MATH, attention_backend  # noqa: E402
+from steptime._hardware.device import reference_device  # noqa: E402
 from steptime._models.kernels.from_ops import questions_of  # noqa: E402
-from steptime._models.memory.lifetimes import MemoryKind  # noqa: E402
+from steptime._models.memory.lifetimes import MemoryKind, storages  # noqa: E402
 from steptime._models.memory.peak import PeakMemory, peak_memory  # noqa: E402
+from steptime._ops.families import WorkFamily, op_families  # noqa: E402
 from steptime._ops.table import op_table  # noqa: E402
 from steptime._program.program import Phase, Program, Tensor, Value  # noqa: E402
 from steptime._program.workload import Workload  # noqa: E402
@@ -133,7 +136,7 @@ def products_kept() -> Any:
     def policy(_: Any, func: Any, *__: Any, **___: Any) -> CheckpointPolicy:
         return CheckpointPolicy.MUST_SAVE if func is torch.ops.aten.addmm.default else CheckpointPolicy.PREFER_RECOMPUTE
 
-    return create_selective_checkpoint_contexts(policy)
+    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
 
 
 CHECKPOINTS: dict[str, dict[str, Any]] = {
@@ -154,7 +157,7 @@ def test_what_a_checkpoint_computes_again_is_not_asked_for_by_the_model() -> Non
             blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)) for _ in range(layers)).cuda()
             x = torch.randn(8, 64, device="cuda", requires_grad=True)
 
-            def run(x: torch.Tensor) -> torch.Tensor:
+            def run(x: Any) -> Any:
                 with set_checkpoint_early_stop(early_stop):
                     for block in blocks:
                         x = checkpoint(block, x, **options) if options else block(x)
@@ -171,6 +174,60 @@ def test_what_a_checkpoint_computes_again_is_not_asked_for_by_the_model() -> Non
     # What is made last is needed by no gradient: a checkpoint stops before it where it may.
     products = {"reentrant": 2, "not reentrant": 1, "all of it": 2, "selective": 0}
     assert {name: (each.hardware - plain.hardware) / (layers * product) for name, each in again.items()} == products
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.LBFGS])
+def test_the_closure_of_an_optimiser_is_no_part_of_its_step(kind: Any) -> None:
+    def program(*, closed: bool) -> Program:
+        def make() -> Step:
+            model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256)).cuda()
+            optimizer = kind(model.parameters(), **({"max_iter": 1} if kind is torch.optim.LBFGS else {}))
+
+            def closure() -> Any:
+                optimizer.zero_grad()
+                loss = model(torch.randn(64, 256, device="cuda")).sum()
+                loss.backward()
+                return loss
+
+            def step() -> None:
+                if closed:
+                    optimizer.step(closure)
+                else:
+                    closure()
+                    optimizer.step(lambda: torch.ones([], device="cuda"))
+
+            return step
+
+        return capture(make)
+
+    closed, apart = program(closed=True), program(closed=False)
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        for name in ("aten::addmm", "aten::mm", "aten::gelu", "aten::gelu_backward"):
+            assert names(closed, phase)[name] == names(apart, phase)[name]
+    made = [
+        sum(each.nbytes for each in storages(program, reference_device()) if each.kind is MemoryKind.ACTIVATIONS)
+        for program in (closed, apart)
+    ]
+    assert made[0] == made[1] > 0
+    for each in (closed, apart):
+        assert operations_of(Workload((each,), 1)).model == 5 * 2 * 64 * 256 * 256  # the input needs no gradient
+        of_products = {op_families(each)[row] for row, name in enumerate(op_table(each).names) if name == "aten::addmm"}
+        assert of_products == {WorkFamily.MATMUL}
+
+
+def test_frozen_weights_are_parameters_and_copies_of_layers_are_counted() -> None:
+    width, copies = 64, 3
+
+    def make() -> Step:
+        frozen, layer = (nn.Linear(width, width, bias=False) for _ in range(2))
+        model = nn.Sequential(frozen.requires_grad_(False), *(copy.deepcopy(layer) for _ in range(copies))).cuda()
+        trained = [each for each in model.parameters() if each.requires_grad]
+        return stepping(model, torch.optim.SGD(trained, lr=0.1), torch.randn(4, width, device="cuda"))
+
+    program = capture(make)
+    weights = (1 + copies) * width * width
+    assert peak_of(program).parts[MemoryKind.PARAMETERS] == 4 * weights
+    assert program.meta[PARAMETERS] == weights
 
 
 def test_what_comes_after_a_checkpoint_that_stopped_inside_an_op_is_not_taken_for_being_inside() -> None:

@@ -93,5 +93,5 @@ def test_the_phase_comes_from_the_thread_or_from_an_op_around(
 ) -> None:
     names = [above or "nothing", "between", name]
     parents = np.array([-1, 0, 1], dtype=np.int32)
-    found = phases(names, np.arange(3, dtype=np.int32), parents, np.array([on_backward_thread] * 3))
+    found = phases(names, np.arange(3, dtype=np.int32), parents, np.array([on_backward_thread] * 3), np.arange(3))
     assert found[2] == phase

@@ -8,11 +8,12 @@ the observer depend on where memory happens to lie.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from steptime._capture.recomputed import AFTER, AGAIN, KEPT, parents
+from steptime._capture.recomputed import AFTER, AGAIN, KEPT
+from steptime._capture.recomputed import parents as real_parents
 from steptime._program.execution import ExecutionTrace, Node
 from steptime._program.nesting import ENGINE
 from steptime._program.program import DEFAULT_SWITCHES, Signature, Switches, Tensor, Value, tensors_in
@@ -55,13 +56,22 @@ class Note:
     pageable: bool = False  # a copy that the host waits for whatever it says: its memory is not pinned
 
 
-def assembled(trace: ExecutionTrace, notes: Sequence[Note]) -> ExecutionTrace:
+@dataclass(frozen=True)
+class Assembled:
+    """A captured step."""
+
+    trace: ExecutionTrace
+    storages: Mapping[int, int]  # of the device, by address: their numbers in the trace
+
+
+def assembled(trace: ExecutionTrace, notes: Sequence[Note]) -> Assembled:
     """The trace of a captured step, as one of a step on a GPU would be."""
     tree = _Tree(trace, notes)
     values = _Values(tree)
     nodes = tuple(_node(index, row, values.at(index)) for index, row in enumerate(tree.rows))
     # Parents that the reader did not find are those of `recomputed`.
-    return replace(trace, nodes=nodes, parents=tuple(row.parent for row in tree.rows), warnings=())
+    parents = tuple(row.parent for row in tree.rows)
+    return Assembled(replace(trace, nodes=nodes, parents=parents, warnings=()), values.of_device())
 
 
 @dataclass(slots=True)
@@ -85,7 +95,7 @@ class _Tree:
         self.rows: list[_Row] = []
         self._trace, self._notes = trace, notes
         self._children: dict[int, list[int]] = {-1: []}
-        above = parents(trace)
+        above = real_parents(trace)
         for row, parent in enumerate(above):
             self._children.setdefault(parent, []).append(row)
         self._kept = frozenset(self._answered(above))
@@ -254,6 +264,10 @@ class _Values:
     def sequence(self, number: int) -> int:
         """Autograd's number of a call, which counts from the beginning of the process; -1: it has none."""
         return number if number < 0 else _numbered(self._forward, number)
+
+    def of_device(self) -> dict[int, int]:
+        """Numbers of storages, by address."""
+        return {storage: number for (where, storage), number in self._numbers.items() if where == _DEVICE}
 
     def _number(self, where: str, storage: int) -> int:
         return _numbered(self._numbers, (where, storage))

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from steptime._capture.answers import remembered
-from steptime._capture.assemble import LEAF, MODE, assembled
+from steptime._capture.assemble import LEAF, MODE, Assembled, assembled
 from steptime._capture.device import parameters_alive, pretended
 from steptime._capture.log import CommLog
 from steptime._capture.record import Recorder, observed
@@ -17,7 +19,7 @@ from steptime._capture.watch import FoundError, LoopIteration, LoopWatch, leave,
 from steptime._garbage import little_collection, no_collection
 from steptime._program.execution import to_program
 from steptime._program.formats.execution_trace import read
-from steptime._program.program import Program
+from steptime._program.program import PARAMETER_STORAGES, Program
 
 OUTSIDE = "outside_bytes"
 """In a program's `meta`: bytes of each storage that lies on the device while the step runs and that none of its ops names."""
@@ -72,13 +74,23 @@ def one_iteration(function: Callable[[], Any], recorder: Recorder, warm_up: int,
         with recorder.noting():
             data = observed(step)
     messages = (*recorder.known.said, *recorder.reads.messages(), *said)
-    return LoopIteration(data, recorder.notes, recorder.unnamed_bytes(), messages, parameters_alive(), recorder.kept())
+    parameters = parameters_alive(watch.optimizers)
+    return LoopIteration(data, recorder.notes, recorder.unnamed_bytes(), messages, parameters, recorder.kept())
 
 
 def program_of_one(iteration: LoopIteration, what: str) -> Program:
     """The program of a job of one rank."""
     with no_collection():
-        streamed = without_marks(assembled(read(iteration.data, what, bare=LEAF, around=MODE), iteration.notes))
+        captured = assembled(read(iteration.data, what, bare=LEAF, around=MODE), iteration.notes)
+        streamed = without_marks(captured.trace)
         program = replace(to_program(streamed.trace, rank=0, world_size=1), orders=streamed.orders)
+    return replace(program, meta=known_beside(program, iteration, captured))
+
+
+def known_beside(program: Program, iteration: LoopIteration, captured: Assembled) -> dict[str, Any]:
+    """A program's `meta` with what is known beside its ops."""
+    of_parameters = sorted(captured.storages[each] for each in iteration.parameters.storages if each in captured.storages)
     more = {OUTSIDE: iteration.outside} if iteration.outside else {}
-    return replace(program, meta={**program.meta, **more, PARAMETERS: iteration.parameters})
+    return {
+        **program.meta, **more, PARAMETERS: iteration.parameters.count, PARAMETER_STORAGES: np.array(of_parameters, np.int64),
+    }  # fmt: skip

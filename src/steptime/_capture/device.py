@@ -10,8 +10,10 @@ autograd asks of a device. Backward therefore runs in the thread that calls it, 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
@@ -37,7 +39,7 @@ from steptime._capture.log import CommLog, Streams, TraceRange
 from steptime._capture.pinned import is_pinned, pin
 from steptime._capture.recomputed import AFTER, AGAIN, KEPT
 from steptime._capture.switches import restored
-from steptime._capture.tensors import CUDA, META, is_pretended, is_wrapper, wrapped
+from steptime._capture.tensors import CUDA, META, address, is_pretended, is_wrapper, wrapped
 from steptime._hardware.device import reference_device
 from steptime.errors import InputError
 
@@ -155,7 +157,7 @@ def _replaced(streams: Streams) -> Iterator[tuple[Any, str, Any]]:
 def pretended(log: CommLog, *, devices: int = 1) -> Iterator[Streams]:
     """While it lasts, PyTorch says that there are CUDA devices, and tensors can be made on one. Gives its streams."""
     streams = Streams(log)
-    _parameters.clear()
+    _modules.clear()
     with ExitStack() as stack:
         asked = questions.replaced(streams, _PROPERTIES.total_memory, devices)
         replaced = tuple(chain(_replaced(streams), asked, nested.replaced(), flex.replaced()))
@@ -191,7 +193,7 @@ class _Recomputation(checkpoint._recomputation_hook):
             pass
 
 
-_answer_or_call = checkpoint._CachedTorchDispatchMode.__torch_dispatch__
+_answer_or_call: Callable[..., Any] = checkpoint._CachedTorchDispatchMode.__torch_dispatch__
 
 
 def _answered(*args: Any, **kwargs: Any) -> Any:
@@ -390,15 +392,33 @@ def _register_parameter(module: torch.nn.Module, name: str, param: torch.nn.Para
             param._moved = moved  # type: ignore[attr-defined]
         param = moved
     if param is not None:
-        _parameters[id(param)] = ref(param)
+        _modules[id(module)] = ref(module)
     _register(module, name, param)
 
 
-_parameters: dict[int, ref[torch.nn.Parameter]] = {}  # that modules were given while a device was pretended, by identity
+_modules: dict[int, ref[torch.nn.Module]] = {}  # that were given parameters while a device was pretended, by identity
 
 
-def parameters_alive() -> int:
-    """How many numbers there are in parameters that a module was given and that are still there."""
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of a job."""
+
+    count: int = 0  # of numbers, on all ranks that share them
+    storages: frozenset[int] = frozenset()  # addresses, on this rank
+
+
+def parameters_alive(optimizers: Iterable[torch.optim.Optimizer]) -> Parameters:
+    """Those of modules, and those that optimisers have: copies of layers are given theirs without a word."""
     gc.collect()  # a head that was replaced may be part of a cycle
-    alive = (each for each in (known() for known in _parameters.values()) if each is not None)
-    return sum(each.numel() for each in alive)
+    modules = [each for each in (known() for known in _modules.values()) if each is not None]
+    found = [each for module in modules for each in module._parameters.values() if each is not None]
+    groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
+    found += [each for each in chain.from_iterable(groups) if isinstance(each, torch.nn.Parameter)]
+    distinct = {id(each): each for each in found}.values()
+    here = [each for each in map(wrapped, distinct) if is_pretended(each)]
+    return Parameters(sum(map(_whole, distinct)), frozenset(map(address, here)))
+
+
+def _whole(parameter: torch.nn.Parameter) -> int:
+    """How many numbers a parameter has: one that FSDP made flat knows how many all ranks have."""
+    return math.prod(getattr(parameter, "_unpadded_unsharded_size", parameter.shape))

@@ -18,7 +18,7 @@ import numpy as np
 
 from steptime._capture.answers import remembered
 from steptime._capture.assemble import LEAF, MODE, assembled
-from steptime._capture.capture import OUTSIDE, PARAMETERS, one_iteration
+from steptime._capture.capture import known_beside, one_iteration
 from steptime._capture.collectives import with_collectives
 from steptime._capture.ddp import captured_data_parallel
 from steptime._capture.device import pretended
@@ -118,12 +118,10 @@ def captured_rank(iteration: LoopIteration, around: World, what: str) -> Capture
     """An iteration as one rank of the job."""
     rank, ranks = around.rank, around.ranks
     log, calls = iteration.kept
-    trace = assembled(read(iteration.data, what, bare=LEAF, around=MODE), iteration.notes)
-    streamed = with_collectives(replace(trace, rank=rank, world_size=ranks), log, around.groups())
+    captured = assembled(read(iteration.data, what, bare=LEAF, around=MODE), iteration.notes)
+    streamed = with_collectives(replace(captured.trace, rank=rank, world_size=ranks), log, around.groups())
     program = to_program(streamed.trace, rank=rank, world_size=ranks)
-    meta = {**program.meta, PARAMETERS: iteration.parameters}
-    if iteration.outside:
-        meta[OUTSIDE] = iteration.outside
+    meta = known_beside(program, iteration, captured)
     if any(streamed.streams):
         meta[OP_STREAM] = np.array(streamed.streams, dtype=np.int32)
     program = replace(program, meta=meta, orders=streamed.orders)

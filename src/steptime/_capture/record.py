@@ -33,7 +33,7 @@ from steptime._capture.pinned import waits_for_pageable
 from steptime._capture.reads import Reads
 from steptime._capture.steady import LoopPart
 from steptime._capture.switches import switches_at
-from steptime._capture.tensors import META, is_dense, is_pretended, is_wrapper, tensors_in, tensors_of, unseen, wrapped
+from steptime._capture.tensors import META, address, is_dense, is_pretended, is_wrapper, tensors_in, tensors_of, unseen, wrapped
 from steptime._capture.traits import OpTraits, traits_of
 
 
@@ -69,7 +69,6 @@ _NO_STORAGE = 0  # of a sparse tensor, whose parts have one each
 # PyTorch's own, without types.
 _WEAK_STORAGE: Any = StorageWeakRef
 _WEAK_TENSOR: Any = torch._C._WeakTensorRef  # type: ignore[attr-defined]
-_address: Any = torch._C._storage_address  # type: ignore[attr-defined]
 _apply: Any = vars(torch.autograd.Function)["apply"].__func__
 _USES: Any = torch.Tensor._use_count  # type: ignore[attr-defined]
 
@@ -178,7 +177,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _viewed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Views before the step that is noted, in one go: what they are made of does not matter there."""
         with torch._C.DisableTorchFunction():
-            if _address(args[0]) not in self._storages:
+            if address(args[0]) not in self._storages:
                 self._remember(args[:1])
             return answers.viewed(func, args, kwargs)
 
@@ -346,7 +345,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in made if self.keeps_storages else ():
             if tensor.layout is not torch.strided:
                 raise refusals.only_gradients()
-            if _address(tensor) not in self._storages and is_dense(tensor):
+            if address(tensor) not in self._storages and is_dense(tensor):
                 storage = tensor.untyped_storage()
                 self._storages[storage._cdata] = (_WEAK_STORAGE(storage), storage.nbytes())
 
@@ -354,10 +353,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._weak.append(_WEAK_TENSOR(tensor))
         if sparse.is_sparse(tensor):
             return _NO_STORAGE
-        address: int = _address(tensor)
-        if address not in self._held:
-            self._held[address] = _WEAK_STORAGE(tensor.untyped_storage())
-        return address
+        where: int = address(tensor)
+        if where not in self._held:
+            self._held[where] = _WEAK_STORAGE(tensor.untyped_storage())
+        return where
 
 
 def _writable(tensor: torch.Tensor) -> bool:

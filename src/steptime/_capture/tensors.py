@@ -23,6 +23,10 @@ _keys = torch._C._dispatch_keys
 _DENSE, _SPARSE = DispatchKey.CUDA, DispatchKey.SparseCUDA
 
 
+address: Any = torch._C._storage_address  # type: ignore[attr-defined]
+"""Of a tensor's storage, without memory of its own too."""
+
+
 def is_pretended(tensor: torch.Tensor) -> bool:
     """Whether a tensor is on the device that is not there."""
     keys = _keys(tensor)

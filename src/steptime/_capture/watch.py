@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 from unittest.mock import patch
@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataL
 
 from steptime._capture.assemble import LOADING, Note
 from steptime._capture.compiled import region
-from steptime._capture.device import parameters_alive
+from steptime._capture.device import Parameters, parameters_alive
 from steptime._capture.log import TraceRange
 from steptime._capture.record import Observation, Recorder
 from steptime._capture.refusals import user_line
@@ -36,7 +36,7 @@ class LoopIteration:
     notes: list[Note]
     outside: tuple[int, ...]
     messages: tuple[str, ...]
-    parameters: int = 0  # of all modules
+    parameters: Parameters = field(default_factory=Parameters)
     kept: Any = None  # what the recorder keeps besides
 
 
@@ -68,13 +68,13 @@ class LoopWatch:
         self._observed = self._length = 0
         self._depth = 0  # of backward passes and optimisers' steps within each other
         self._stepped: Any = None  # the optimiser that stepped within the outermost of them
-        self._optimizers: list[Any] = []
+        self.optimizers: list[Any] = []  # that were made
         self._stepping: list[int] = []  # of those, which have stepped
 
     def made(self, optimizer: Any) -> None:
         """An optimiser was made."""
-        if not any(each is optimizer for each in self._optimizers):
-            self._optimizers.append(optimizer)
+        if not any(each is optimizer for each in self.optimizers):
+            self.optimizers.append(optimizer)
 
     @contextmanager
     def within(self, optimizer: Any = None) -> Iterator[None]:
@@ -90,7 +90,7 @@ class LoopWatch:
             self.seen.optimizer_steps += 1
             self.made(optimizer)
             self._stepped = optimizer
-        if not self._depth and (self._stepped is not None or not self._optimizers):
+        if not self._depth and (self._stepped is not None or not self.optimizers):
             stepped, self._stepped = self._stepped, None
             self._mark(stepped)
 
@@ -102,7 +102,7 @@ class LoopWatch:
             self._recorder.end()
 
     def _mark(self, optimizer: Any) -> None:
-        number = next((at for at, each in enumerate(self._optimizers) if each is optimizer), -1)
+        number = next((at for at, each in enumerate(self.optimizers) if each is optimizer), -1)
         if number not in self._stepping:
             self._stepping.append(number)
         part = self._recorder.part(number)
@@ -117,7 +117,7 @@ class LoopWatch:
             self._begin()
 
     def _begin(self) -> None:
-        waiting = len(self._stepping) < len(self._optimizers)
+        waiting = len(self._stepping) < len(self.optimizers)
         self._length, self._observed = self._steady.length(waiting=waiting), 0
         if self._length:
             self._recorder.list_calls()
@@ -129,7 +129,7 @@ class LoopWatch:
         recorder, steady, length = self._recorder, self._steady, self._length
         recorder.end()
         recorder.end_calls()
-        outside, parameters = recorder.unnamed_bytes(), parameters_alive()
+        outside, parameters = recorder.unnamed_bytes(), parameters_alive(self.optimizers)
         self.last = LoopIteration(data, recorder.notes, outside, self._messages(), parameters, recorder.kept())
         if steady.settled(length):
             self._found(self.last)

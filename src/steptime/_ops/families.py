@@ -2,7 +2,7 @@
 
 Decided by what is known best: the kind of the work (copies, memsets, collectives), the ops around its launch, the kernel's
 name. An op that is made of other ops (an optimizer step, an embedding lookup, attention) claims everything inside it; below
-those, the innermost op decides.
+those, the innermost op decides. An optimizer's step does not claim the forward and backward passes of a closure that it calls.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 import steptime
 from steptime._ops.catalogue import op_kind
-from steptime._program.program import KindColumn, Program, WorkKind
+from steptime._program.program import KindColumn, Phase, Program, WorkKind
 
 
 class WorkFamily(IntEnum):
@@ -84,7 +84,7 @@ def work_families(program: Program) -> KindColumn:
     works, calls = program.works, program.calls
     kernels = np.array([kernel_family(name) for name in program.names] or [WorkFamily.OTHER], dtype=np.int64)
     result = kernels[works.name]
-    ops = _op_families(program)
+    ops = op_families(program)
     if len(calls) and len(ops):
         op = np.where(works.call >= 0, calls.op[np.maximum(works.call, 0)], -1)
         text = np.where(op >= 0, ops[np.maximum(op, 0)], WorkFamily.OTHER)
@@ -117,11 +117,12 @@ def kernel_family(name: str) -> WorkFamily:
     return next((family for family, pattern in _patterns("kernels") if pattern.search(name)), WorkFamily.OTHER)
 
 
-def _op_families(program: Program) -> _Families:
+def op_families(program: Program) -> _Families:
     """Per op: the strongest enclosing family, else that of the innermost op with one."""
     by_name = np.array([op_family(name) for name in program.names] or [WorkFamily.OTHER], dtype=np.int64)
     own = by_name[program.ops.name]
-    parent = program.ops.parent.astype(np.int64)
+    parent, phase = program.ops.parent.astype(np.int64), program.ops.phase
+    parent[(phase != Phase.OPTIMIZER) & (phase[parent] == Phase.OPTIMIZER)] = -1  # a closure is no part of the step
     rows = np.arange(len(own))
     strongest, up = np.where(own <= _LAST_ENCLOSING, own, WorkFamily.OTHER), np.where(parent >= 0, parent, rows)
     nearest = np.where(own != WorkFamily.OTHER, rows, up)

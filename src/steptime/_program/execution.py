@@ -133,7 +133,8 @@ def to_program(trace: ExecutionTrace, *, rank: int, world_size: int) -> Program:
     name = np.array([names.setdefault(node.name, len(names)) for node in nodes], dtype=np.int32)
     backward = _backward_threads(trace)
     in_backward = [(node.fw_tid != 0 or node.tid in backward) and not node.name.startswith(OPTIMIZER) for node in nodes]
-    phase = phases(tuple(names), name, parents, np.array(in_backward, dtype=bool))
+    sequence = np.array([node.seq_id for node in nodes], dtype=np.int64)
+    phase = phases(tuple(names), name, parents, np.array(in_backward, dtype=bool), sequence)
     threads = _threads(trace, phase, backward)
     thread_of = {thread.tid: row for row, thread in enumerate(threads)}
     steps, step_of = _steps(trace)
@@ -163,7 +164,7 @@ def to_program(trace: ExecutionTrace, *, rank: int, world_size: int) -> Program:
             parent=parents,
             step=np.array(step_of, dtype=np.int32),
             phase=phase,
-            sequence=np.array([node.seq_id for node in nodes], dtype=np.int64),
+            sequence=sequence,
             signature=np.array(signature_of, dtype=np.int32),
             node=np.array([node.id for node in nodes], dtype=np.int64),
         ),

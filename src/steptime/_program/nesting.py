@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
@@ -63,16 +64,52 @@ def innermost(
     return result
 
 
-def phases(names: Sequence[str], name: SmallColumn, parent: SmallColumn, backward_thread: npt.NDArray[np.bool_]) -> KindColumn:
-    """The phase of every op: backward on autograd's threads or under its engine, optimiser under its step, else forward."""
+def phases(
+    names: Sequence[str],
+    name: SmallColumn,
+    parent: SmallColumn,
+    backward_thread: npt.NDArray[np.bool_],
+    sequence: npt.NDArray[np.integer],
+) -> KindColumn:
+    """The phase of every op: backward on autograd's threads or under its engine, optimiser under its step, else forward.
+
+    Rows are in order of start. A closure that an optimiser calls (Lightning, L-BFGS) is no part of its step.
+    """
     by_name = np.full(len(names), -1, dtype=np.int8)
     for index, text in enumerate(names):
         if text.startswith(OPTIMIZER):
             by_name[index] = Phase.OPTIMIZER
         elif text.startswith(ENGINE):
             by_name[index] = Phase.BACKWARD
-    result = np.where(backward_thread, np.int8(Phase.BACKWARD), by_name[name]).tolist()
+    named = by_name[name]
+    result = np.where(backward_thread, np.int8(Phase.BACKWARD), named).tolist()
     for row, above in enumerate(parent.tolist()):
         if result[row] < 0:
             result[row] = result[above] if above >= 0 else int(Phase.FORWARD)
+    if Phase.OPTIMIZER in by_name and Phase.BACKWARD in by_name:
+        _find_closures(result, named.tolist(), parent.tolist(), sequence.tolist())
     return np.array(result, dtype=np.int8)
+
+
+def _find_closures(phase: list[int], named: list[int], parent: list[int], sequence: list[int]) -> None:
+    """Gives forward passes within optimisers' steps their phase: from where gradients are cleared, or from the first op that
+    autograd numbers, which it does where gradients are on, to the backward pass."""
+    last = list(range(len(phase)))  # row inside each op
+    for row in range(len(phase) - 1, 0, -1):
+        if parent[row] >= 0:
+            last[parent[row]] = max(last[parent[row]], last[row])
+    engine = [row for row, each in enumerate(named) if each == Phase.BACKWARD]
+    for step, each in enumerate(named):
+        if each != Phase.OPTIMIZER:
+            continue
+        end = engine[bisect_right(engine, last[step]) - 1] if engine[0] <= last[step] else -1
+        row, forward = step + 1, False
+        while row < end:
+            if named[row] == Phase.OPTIMIZER:
+                row, forward = last[row], True
+            elif phase[row] != Phase.OPTIMIZER:
+                forward = False
+            else:
+                forward = forward or sequence[row] >= 0
+                phase[row] = int(Phase.FORWARD if forward else Phase.OPTIMIZER)
+            row += 1

@@ -31,6 +31,9 @@ NEVER = -1
 CUDA_GRAPH = "cuda_graph"
 """In a program's `meta`: whether its step is captured in a CUDA graph and replayed."""
 
+PARAMETER_STORAGES = "parameter_storages"
+"""In a program's `meta`: the storages of parameters, trained or not, where they are known."""
+
 # No job is larger; what claims to be comes from damage.
 MOST_RANKS = 2**18
 

@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 
+import numpy as np
+
 from steptime._hardware.device import DeviceLimits
 from steptime._models.memory.scratch import scratch
 from steptime._models.memory.tensors import Extent, extents, without_wrappers
 from steptime._ops.catalogue import ADDS_TO_KEPT
 from steptime._ops.compiled import Frame, frame_of
 from steptime._ops.table import OpTable, op_table
-from steptime._program.program import Phase, Program, Tensor
+from steptime._program.program import PARAMETER_STORAGES, Phase, Program, Tensor
 from steptime._values import value_class
 
 BEFORE = -1
@@ -37,10 +39,10 @@ _PHASES = {int(phase): phase for phase in Phase}
 class MemoryKind(StrEnum):
     """The parts of a peak, as a person asks for them."""
 
-    PARAMETERS = "parameters"  # there before the step; forward and the optimiser take them
+    PARAMETERS = "parameters"  # there before the step; forward and the optimiser take them, or they are known to be frozen
     OPTIMIZER_STATE = "optimizer_state"  # there before the step; only the optimiser takes it
     GRADIENTS = "gradients"  # made or added to by backward, taken by the optimiser
-    INPUTS = "inputs"  # there before the step; no optimiser takes them: batches, masks, frozen weights, buffers
+    INPUTS = "inputs"  # there before the step; no optimiser takes them: batches, masks, buffers, frozen weights of recordings
     ACTIVATIONS = "activations"  # made by forward, taken by backward
     TEMPORARIES = "temporaries"  # made and dropped within a phase, or by an op for itself
     COMMUNICATION = "communication"  # gradient buckets, and what collectives send and receive
@@ -74,6 +76,7 @@ class _Life:
     fractions: bool = False
     collective: bool = False
     reduced: bool = False
+    parameter: bool = False  # is known to be one
 
     def storage(self, ops: int, *, pooled: bool = False) -> Storage:
         optimizer, backward = self._taken_in(Phase.OPTIMIZER), self._taken_in(Phase.BACKWARD)
@@ -90,6 +93,8 @@ class _Life:
     def _kept_kind(self, *, optimizer: bool, backward: bool) -> MemoryKind:
         if self.reduced:
             return MemoryKind.COMMUNICATION
+        if self.parameter:
+            return MemoryKind.PARAMETERS
         # The optimiser takes indices as well, where gradients are sparse.
         if not optimizer or not self.fractions:
             return MemoryKind.INPUTS
@@ -136,9 +141,11 @@ def storages_with(program: Program, beside: Iterable[tuple[int, int, int]]) -> t
                 if collective:
                     life.collective = True
                     life.reduced |= reduces
+    known = set(program.meta.get(PARAMETER_STORAGES, np.array([])).tolist())
     if program.repetition is not None:
         lives = _with_twins(lives, program.repetition.twins)
-    for life in lives.values():
+    for (storage, _), life in lives.items():
+        life.parameter = storage in known
         _outlast(life, table)
     _keep_in_formulas(lives.values(), ends.formulas, table)
     pooled = graphed(table) | _in_pool(lives, table)

@@ -226,7 +226,8 @@ class _KinetoTables:
         name = raw["name"][self.op_order].astype(np.int32)
         backward = np.array([t.role == "backward" for t in self.threads], dtype=bool)
         step = self._step_of(start)
-        phase = phases(self.names, name, parent, backward[thread])
+        sequence = raw["sequence"][self.op_order]
+        phase = phases(self.names, name, parent, backward[thread], sequence)
         return Ops(
             name=name,
             thread=thread,
@@ -235,7 +236,7 @@ class _KinetoTables:
             parent=parent,
             step=step,
             phase=np.where(step >= 0, phase, Phase.OTHER),
-            sequence=raw["sequence"][self.op_order],
+            sequence=sequence,
             signature=raw["signature"][self.op_order].astype(np.int32),
             node=np.full(len(start), -1),
         )
