@@ -13,9 +13,9 @@ from steptime._hardware.device import FOLDER, read_device
 from steptime._models.engine.constants import constants_of
 from steptime._models.engine.stored import pack, unpack
 from steptime._models.kernels.call import Call, TensorArg
-from steptime._models.kernels.fitted import KernelModels
+from steptime._models.kernels.fitted import KernelModels, with_copies
 from steptime._models.kernels.forms import attention
-from steptime._models.kernels.forms.attention import AttentionConstants, heads_of, table
+from steptime._models.kernels.forms.attention import AttentionConstants, efficient_kernel, heads_of, table
 from steptime._models.kernels.question import Question
 from steptime.errors import InputError
 from steptime_lab.fit.engine import regression
@@ -123,6 +123,44 @@ def test_a_form_survives_a_file_without_pickling(form: attention.AttentionForm, 
     assert loaded.answers(questions) == form.answers(questions)
 
 
+def test_head_size_dropout_and_length_say_which_memory_efficient_kernel_runs() -> None:
+    measured = [row for row in rows_of(shipped("kernels"), families=["attention"]) if "efficient" in row.question.call.op]
+    assert len(measured) > 3000
+    for row in measured:
+        named = [name.partition("(")[0] for name in row.kernel_names if name.startswith("fmha_cutlass")]
+        assert named == [efficient_kernel(heads_of(row.question.call))]
+
+
+def _efficient(dim: int, strides: tuple[int, ...] | None = None, *, dropout: float = 0.1) -> Call:
+    query = TensorArg((512, 16, 64, dim), strides=strides)
+    return Call("aten::_scaled_dot_product_efficient_attention.default", (query, query, query, None, True, dropout, False))
+
+
+def test_tokens_of_all_samples_side_by_side_cost_what_those_of_one_sample_do(form: attention.AttentionForm) -> None:
+    dim, width = 32, 16 * 32
+    batch_first, tokens_first = (64 * width, dim, width, 1), (width, dim, 512 * width, 1)
+    assert heads_of(_efficient(dim, tokens_first)) == heads_of(_efficient(dim, batch_first))
+    one, other = form.answers([Question(_efficient(dim, strides)) for strides in (batch_first, tokens_first)])
+    assert one == other
+
+
+def test_a_gradient_of_tokens_of_all_samples_is_copied_before_its_attention() -> None:
+    def asked(*strides: int) -> list[str]:
+        gradient, query = TensorArg((8, 4, 64, 32), strides=strides), TensorArg((8, 4, 64, 32))
+        op = "aten::_scaled_dot_product_efficient_attention_backward.default"
+        return [part.call.op for part in with_copies(Question(Call(op, (gradient, *(query,) * 3), written=(0,))))]
+
+    assert asked(64 * 128, 32, 128, 1) == ["aten::_scaled_dot_product_efficient_attention_backward.default"]
+    assert asked(128, 32, 8 * 128, 1) == ["aten::copy_.default", *asked(64 * 128, 32, 128, 1)]
+
+
+def test_heads_beyond_the_fitted_sizes_are_off_by_no_more_than_those_at_the_edge(form: attention.AttentionForm) -> None:
+    near, far = (_efficient(dim) for dim in (16, 4))
+    ratios = [form.answers([Question(call)])[0].time_ns / _book(call) for call in (near, far)]
+    assert ratios[1] == pytest.approx(ratios[0], rel=0.25)
+    assert form.answers([Question(far)])[0].launches[0].kernel == "fmha_cutlassF_f32_aligned_64x64_rf_sm80"
+
+
 def test_no_question_has_no_answer_and_one_alone_has_the_same_as_among_many(
     form: attention.AttentionForm, rows: list[Row]
 ) -> None:
@@ -131,14 +169,16 @@ def test_no_question_has_no_answer_and_one_alone_has_the_same_as_among_many(
     assert alone.time_ns == pytest.approx(among.time_ns)
 
 
-def test_gradients_of_keys_that_heads_share_are_summed_over_them() -> None:
+@pytest.mark.parametrize(("kind", "summed"), [("cudnn", "fmha_reduce_head"), ("flash", "reduce_kernel")])
+def test_gradients_of_keys_that_heads_share_are_summed_over_them(kind: str, summed: str) -> None:
     form = KernelModels.load(FOLDER / "h200.npz").forms["attention"]
 
     def launches(key_heads: int) -> list[str]:
         query, keys = TensorArg((4, 12, 512, 64), "bfloat16"), TensorArg((4, key_heads, 512, 64), "bfloat16")
         sums, state = TensorArg((4, 12, 512, 1)), TensorArg((), "int64")
-        arguments = (query, query, keys, keys, query, sums, state, state, None, None, None, 512, 512, 0.0, True)
-        call = Call("aten::_scaled_dot_product_cudnn_attention_backward.default", arguments)
+        masks, seeds = ((state, state, None), ()) if kind == "cudnn" else ((), (state, state))
+        arguments = (query, query, keys, keys, query, sums, *masks, None, None, 512, 512, 0.0, True, *seeds)
+        call = Call(f"aten::_scaled_dot_product_{kind}_attention_backward.default", arguments)
         return [launch.kernel for launch in form.answers([Question(call)])[0].launches]
 
-    assert launches(4) == [*launches(12), "fmha_reduce_head", "fmha_reduce_head"]
+    assert launches(4) == [*launches(12), summed, summed]

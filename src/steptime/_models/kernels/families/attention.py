@@ -6,9 +6,10 @@ reads the seed of its dropout on the host: such a call cannot be captured in a C
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
-from steptime._models.kernels.call import TensorArg
+from steptime._models.kernels.call import Call, TensorArg
 from steptime._models.kernels.family import Family
 from steptime._models.kernels.sweep import FLOATS, HALVES, SEQUENCES, USUAL_BYTES, Draw, Drawn, KernelSweep
 
@@ -64,12 +65,30 @@ def _draw_heads(draw: Draw, dtypes: tuple[str, ...], dims: tuple[int, ...] = _DI
     return drawn
 
 
+def _dense(call: Call) -> tuple[Call, tuple[int, ...]]:
+    """Gradients of tokens of all samples side by side (`nn.MultiheadAttention`) are copied first: kernels take samples."""
+    gradient = call.args[0]
+    if (
+        "_backward" not in call.op
+        or not isinstance(gradient, TensorArg)
+        or len(gradient.shape) != 4
+        or gradient.strides is None
+    ):
+        return call, ()
+    _, heads, tokens, dim = gradient.shape
+    if gradient.strides[0] >= gradient.strides[2]:
+        return call, ()
+    by_sample = replace(gradient, strides=(tokens * heads * dim, dim, heads * dim, 1))
+    return replace(call, args=(by_sample, *call.args[1:])), (0,)
+
+
 _FLASH = partial(_draw_heads, dtypes=HALVES, dims=(*_DIMS, 256))
 _HALVES, _FLOATS = partial(_draw_heads, dtypes=HALVES), partial(_draw_heads, dtypes=FLOATS)
 
 FAMILY = Family(
     name="attention",
     form="attention",
+    dense=_dense,
     sweep=KernelSweep(
         (1, _FLASH, "_scaled_dot_product_flash_attention(*q, *k, *v, dropout, causal, False)"),
         (

@@ -19,6 +19,7 @@ from steptime._models.engine.stored import Floats
 from steptime._models.kernels.call import Argument, Call, TensorArg
 from steptime._models.kernels.forms import settings_of, shape_text
 from steptime._models.kernels.forms.lists import Lists, inside_of
+from steptime._models.kernels.launches import REDUCE
 from steptime._models.kernels.question import Answer, LaunchTime, Question
 from steptime._units import dtype_bytes
 from steptime.errors import InputError
@@ -41,6 +42,8 @@ _PLACES = {
 # Kind and direction -> where a mask that is added to the scores stands.
 _BIASES = {(CUDNN, False): 3, (CUDNN, True): 8, (EFFICIENT, False): 3, (EFFICIENT, True): 4, (MATH, False): 3}
 _HALVES = ("float16", "bfloat16")
+_LETTERS = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
+_EFFICIENT_KERNELS, _ANY_WIDTH = "fmha_cutlass", 65536
 _DTYPES = {FLASH: _HALVES, CUDNN: _HALVES, EFFICIENT: (*_HALVES, "float32"), MATH: (*_HALVES, "float32", "float64")}
 
 
@@ -98,6 +101,9 @@ def heads_of(call: Call) -> Heads:
     if stride == shape[3]:
         # Heads one behind the other, as after rotary embeddings: rows have them side by side, which the same kernels take.
         stride *= shape[1]
+    elif query.strides is not None and query.strides[0] < stride:
+        # Tokens of all samples side by side, as in `nn.MultiheadAttention`: a sample's row is as wide as in other layouts.
+        stride = max(shape[1] * shape[3], stride // shape[0])
     return Heads(
         kind=kind,
         backward=backward,
@@ -191,6 +197,7 @@ def _tensor(call: Call, place: int) -> TensorArg:
     return value
 
 
+_SUMS_OF_HEADS = {CUDNN: "fmha_reduce_head", FLASH: REDUCE}
 _LAUNCH_NS = 2000.0  # seen in the smallest rows
 _SMALL_NS = 1000.0  # of a small kernel
 _TRIPS = 12.0  # how often the plain form reads or writes the scores, counted from its launches
@@ -211,16 +218,19 @@ class AttentionConstants:
     efficient_backward: float
     efficient_single_forward: float
     efficient_single_backward: float
+    efficient_wide_backward: float
     math_forward: float
 
     def rate(self, heads: Heads, single: bool) -> float:
         """Flop per ns of one SM in the largest measured calls of a kind."""
         kind = f"{heads.kind}_single" if heads.kind == EFFICIENT and single else heads.kind
+        if heads.kind == EFFICIENT and heads.backward and _efficient_tile(heads)[2] == _ANY_WIDTH:
+            kind = f"{heads.kind}_wide"
         rate: float = getattr(self, f"{kind}_{'backward' if heads.backward else 'forward'}")
         return rate
 
 
-def _tile(heads: Heads, single: bool) -> tuple[int, int]:
+def _tile(heads: Heads) -> tuple[int, int]:
     """How many rows a block holds and how many of the other side it takes at a time, as the names of the kernels say."""
     small = heads.dim <= 64
     if heads.kind == FLASH and heads.backward:
@@ -228,11 +238,36 @@ def _tile(heads: Heads, single: bool) -> tuple[int, int]:
     if heads.kind == FLASH:
         narrow = 64 if heads.dropout else 128
         return (128, narrow if small else narrow // 2 if heads.dim > 96 else 64) if heads.dim <= 128 else (64, 64)
-    if heads.kind == EFFICIENT and heads.backward:
-        return (64, 64) if small else (64, 128) if single else (128, 128)
     if heads.kind == EFFICIENT:
-        return (64, 64) if small else (64, 128)
+        queries, keys, _ = _efficient_tile(heads)
+        return (keys, queries) if heads.backward else (queries, keys)
     return (64, 64) if heads.backward or heads.kind == MATH else (128, 128)
+
+
+def _efficient_tile(heads: Heads) -> tuple[int, int, int]:
+    """Queries and keys of a block and the widest head that it takes: the first of ATen's kernels that takes the heads.
+
+    mem_eff_attention/kernels/generate_kernels.py, on the capabilities 8.0 and 9.0.
+    """
+    wide = max(heads.dim, heads.value_dim)
+    widths = (32, 64, 128) if heads.backward else (64, 128)
+    most = next((width for width in widths if wide <= width), _ANY_WIDTH)
+    if not heads.backward:
+        return 32 if most == _ANY_WIDTH else 64, 64 if most == 64 else 128, most
+    halves = heads.dtype in _HALVES
+    return 64 if most <= 64 else 128, 128 if halves and most == 128 else 64, most
+
+
+def efficient_kernel(heads: Heads) -> str:
+    """The name of the memory-efficient kernel that a call runs."""
+    queries, keys, most = _efficient_tile(heads)
+    name = f"{_EFFICIENT_KERNELS}{'B' if heads.backward else 'F'}_{_LETTERS[heads.dtype]}_aligned_{queries}x{keys}"
+    if not heads.backward:
+        return f"{name}_{'gmem' if most == _ANY_WIDTH else 'rf'}_sm80"
+    # Halves without dropout have kernels that check no bounds, for lengths that blocks divide.
+    whole = heads.queries % queries == 0 and heads.keys % keys == 0
+    unchecked = heads.dtype in _HALVES and most != _ANY_WIDTH and whole
+    return f"{name}_k{most}{'_dropout' if heads.dropout else '_seqaligned' if unchecked else ''}_sm80"
 
 
 def _mean_dim(heads: Heads) -> float:
@@ -243,7 +278,7 @@ def _mean_dim(heads: Heads) -> float:
 @lru_cache(maxsize=1 << 16)
 def _numbers(heads: Heads, device: AttentionConstants) -> tuple[float, ...]:
     single = dtype_bytes(heads.dtype) > 2
-    tile = (*_tile(heads, single), device.rate(heads, single))
+    tile = (*_tile(heads), device.rate(heads, single))
     return (
         *(heads.batch, heads.heads, heads.queries, heads.keys, _mean_dim(heads), dtype_bytes(heads.dtype)),
         *(heads.stride, heads.asked),
@@ -312,22 +347,37 @@ class AttentionForm:
             return []
         calls = [heads_of(question.call) for question in questions]
         features, base = table(calls, questions, self.device)
-        times = base * np.exp(ratios(self.blend, questions, features))
+        # Beyond the fitted rows a call is off by as much as at their edge: ratios that grow on are of no call.
+        times = base * np.exp(ratios(self.blend, questions, np.clip(features, self.low, self.high)))
         near = self.lists.nearest([kind_of(heads) for heads in calls], coordinates(calls))
         inside = inside_of(features, self.low, self.high) & near.known
         return [
-            Answer((*near.launches(index, time, _group(heads)), *_sums_of_heads(heads, self.device)), bool(inside[index]))
+            Answer(
+                (*_named(near.launches(index, time, _group(heads)), heads), *_sums_of_heads(heads, self.device)),
+                bool(inside[index]),
+            )
             for index, (time, heads) in enumerate(zip(times, calls, strict=True))
         ]
 
 
+def _named(launches: list[LaunchTime], heads: Heads) -> list[LaunchTime]:
+    """The launches of the nearest call, with the memory-efficient kernel that heads of this size run."""
+    return [
+        LaunchTime(efficient_kernel(heads), launch.time_ns) if launch.kernel.startswith(_EFFICIENT_KERNELS) else launch
+        for launch in launches
+    ]
+
+
 def _sums_of_heads(heads: Heads, device: AttentionConstants) -> list[LaunchTime]:
-    """cuDNN's gradients of keys and values that several heads share: one for each head, then a sum of either (9.19, H200)."""
-    if heads.kind != CUDNN or not heads.backward or heads.key_heads == heads.heads:
+    """Gradients of keys and values that several heads share: one for each head, then a sum of either.
+
+    By cuDNN (9.19, H200), and by ATen for flash attention (flash_attn/flash_api.cpp).
+    """
+    if heads.kind not in _SUMS_OF_HEADS or not heads.backward or heads.key_heads == heads.heads:
         return []
     moved = heads.batch * (heads.heads + heads.key_heads) * heads.keys * dtype_bytes(heads.dtype)
     sizes = (moved * dim for dim in (heads.dim, heads.value_dim))
-    return [LaunchTime("fmha_reduce_head", _SMALL_NS + size / device.bytes_per_ns) for size in sizes]
+    return [LaunchTime(_SUMS_OF_HEADS[heads.kind], _SMALL_NS + size / device.bytes_per_ns) for size in sizes]
 
 
 def ratios(blends: dict[str, Blend], questions: Sequence[Question], features: Floats) -> Floats:
@@ -358,7 +408,9 @@ def coordinates(calls: Sequence[Heads]) -> Floats:
 @lru_cache(maxsize=1 << 16)
 def _point(heads: Heads) -> tuple[float, ...]:
     sizes = (heads.batch * heads.heads, heads.queries, heads.keys, heads.dim)
-    return (*(math.log(size) for size in sizes), 2.0 * (heads.keys % 8 == 0), float(heads.causal), 3.0 * (heads.batch == 1))
+    widest = math.log(_efficient_tile(heads)[2]) if heads.kind == EFFICIENT else 0.0
+    flags = (2.0 * (heads.keys % 8 == 0), float(heads.causal), 3.0 * (heads.batch == 1))
+    return (*(math.log(size) for size in sizes), *flags, widest)
 
 
 FORM = AttentionForm
