@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime._models.engine.archive import Archive, write_archive
-from steptime._models.engine.splits import FIT, TEST, VALIDATION, Residuals, size_of, split_of
+from steptime._models.engine.splits import FIT, OUTSIDE, TEST, VALIDATION, Residuals, size_of, split_of
 from steptime._models.engine.stored import pack, unpack
 from steptime._models.kernels.call import Call, TensorArg, flop_of, moved_bytes
 from steptime._models.kernels.fitted import KernelModels, with_copies
@@ -105,6 +105,15 @@ def test_residuals_hold_nine_of_ten_and_survive_a_file(tmp_path: Path) -> None:
     again = unpack(Residuals, archive.part("residuals"))
     assert np.array_equal(again.of_answer("norm", 1e3), quantiles)
     assert np.array_equal(again.of_answer("a family without rows", 1e3), residuals.every)
+
+
+def test_what_lies_beyond_the_measured_rows_is_at_least_as_uncertain_as_all_such_rows() -> None:
+    near, far = np.linspace(0.9, 1.1, 100), np.linspace(0.5, 3.0, 100)
+    residuals = Residuals.of(["norm"] * 100 + [OUTSIDE] * 100, np.full(200, 1e3), 1e3 * np.concatenate([near, far]))
+    known, beyond = (residuals.interval_ns("norm", 1e6, inside=inside) for inside in (True, False))
+    assert known == residuals.interval_ns("norm", 1e6)
+    assert beyond[0] < known[0] < 1e6 < known[1] < beyond[1]
+    assert RESIDUALS.interval_ns("elementwise", 1e6, inside=False) == RESIDUALS.interval_ns("elementwise", 1e6)
 
 
 def test_the_same_parts_give_the_same_bytes(tmp_path: Path) -> None:

@@ -229,7 +229,8 @@ class Device:
             return self._fallback(question, answered)
         time_ns = answer.time_ns
         if self.models.residuals.knows(answered.family):
-            low, high = self.models.residuals.interval_ns(answered.family, time_ns, self.limits.share)
+            residuals = self.models.residuals
+            low, high = residuals.interval_ns(answered.family, time_ns, self.limits.share, inside=answer.inside)
             estimate = Estimate(time_ns, low, high, Source.FITTED, answer.inside)
         else:  # a form answers for it by what it has in common with what was measured
             estimate = Estimate(time_ns, time_ns / KIN_FACTOR, time_ns * KIN_FACTOR, Source.ANALYTIC, inside=False)

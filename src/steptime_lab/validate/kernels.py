@@ -129,7 +129,7 @@ def _case(row: Row, answered: Answered, models: KernelModels) -> MeasuredCase | 
     if answered.answer is None:
         return None
     predicted = answered.answer.time_ns
-    interval = models.residuals.interval_ns(row.family, predicted, row.question.share)
+    interval = models.residuals.interval_ns(row.family, predicted, row.question.share, inside=answered.answer.inside)
     return MeasuredCase(_name(row), predicted, row.time_ns, row.spread, interval, repeat_errors(row.times_ns))
 
 

@@ -25,6 +25,8 @@ EDGES_NS = (5_000.0, 50_000.0, float("inf"))
 LEVELS = np.linspace(0.05, 0.95, 19)
 # Fewer rows than this say nothing about their tails; the whole family stands in for them.
 _LEAST = 40
+# The group of rows of any family that lie beyond those that its model was fitted to.
+OUTSIDE = "outside"
 _EVERY_SIZE = -1
 
 
@@ -52,16 +54,22 @@ class Residuals:
         for row, (family, time_ns) in enumerate(zip(groups, predicted_ns, strict=True)):
             rows[family, size_of(float(time_ns))].append(row)
             rows[family, _EVERY_SIZE].append(row)
-        keys = sorted(rows)
+        few = len(rows[OUTSIDE, _EVERY_SIZE]) < _LEAST
+        keys = sorted(key for key, members in rows.items() if members and not (few and key[0] == OUTSIDE))
         used = [rows[key] if len(rows[key]) >= _LEAST else rows[key[0], _EVERY_SIZE] for key in keys]
         quantiles = np.asarray([np.quantile(logs[members], LEVELS) for members in used]).reshape(len(keys), len(LEVELS))
         return cls(tuple(family for family, _ in keys), tuple(size for _, size in keys), quantiles, np.quantile(logs, LEVELS))
 
-    def interval_ns(self, family: str, time_ns: float, share: int = 1) -> tuple[float, float]:
-        """Between the outermost quantiles of a prediction, which lies within."""
-        quantiles = self.of_answer(family, time_ns, share)
-        low, high = (time_ns * math.exp(float(quantiles[index])) for index in (0, -1))
-        return min(low, time_ns), max(high, time_ns)
+    def interval_ns(self, family: str, time_ns: float, share: int = 1, *, inside: bool = True) -> tuple[float, float]:
+        """Between the outermost quantiles of a prediction, which lies within.
+
+        Beyond what was measured of a call's kernels, where models err more, at least between those of all such rows.
+        """
+        quantiles = [self.of_answer(family, time_ns, share)]
+        if not inside and self.knows(OUTSIDE):
+            quantiles.append(self._by_group[OUTSIDE, _EVERY_SIZE])
+        low, high = min(float(each[0]) for each in quantiles), max(float(each[-1]) for each in quantiles)
+        return time_ns * math.exp(min(low, 0.0)), time_ns * math.exp(max(high, 0.0))
 
     def of_answer(self, family: str, time_ns: float, share: int = 1) -> Floats:
         """The quantiles that belong to a prediction."""

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from steptime import __version__
 from steptime._hardware.device import DeviceLimits
-from steptime._models.engine.splits import FIT, TEST, VALIDATION, Residuals, group_of
+from steptime._models.engine.splits import FIT, OUTSIDE, TEST, VALIDATION, Residuals, group_of
 from steptime._models.kernels.family import families, swept_families
 from steptime._models.kernels.fitted import LEFT_OUT, KernelModels, answers_of
 from steptime._models.kernels.forms import KernelForm
@@ -96,9 +96,14 @@ def fit_generated(rows: Sequence[Row], limits: DeviceLimits, seed: int = 0) -> K
 def with_forms(models: KernelModels, fitted: KernelModels) -> KernelModels:
     """Models with the forms of others in place of theirs, and with what those are known to be off by."""
     ours, theirs = models.residuals, fitted.residuals
-    kept = [at for at, family in enumerate(ours.families) if family not in theirs.families]
-    groups = [*((ours.families[at], ours.sizes[at]) for at in kept), *zip(theirs.families, theirs.sizes, strict=True)]
-    quantiles = np.concatenate([ours.quantiles[kept], theirs.quantiles])
+    # What lies outside is known of all families together, where it is known.
+    taken = [at for at, family in enumerate(theirs.families) if family != OUTSIDE or not ours.knows(OUTSIDE)]
+    replaced = {theirs.families[at] for at in taken}
+    kept = [at for at, family in enumerate(ours.families) if family not in replaced]
+    groups = [
+        (residuals.families[at], residuals.sizes[at]) for residuals, each in ((ours, kept), (theirs, taken)) for at in each
+    ]
+    quantiles = np.concatenate([ours.quantiles[kept], theirs.quantiles[taken]])
     order = sorted(range(len(groups)), key=groups.__getitem__)
     families, sizes = zip(*(groups[at] for at in order), strict=True)
     # Those that are replaced are not read: their file may be of an older form.
@@ -128,7 +133,10 @@ def _fit(form: str, rows: Sequence[Row], seed: int, limits: DeviceLimits) -> tup
     answers = [answer for answer, _ in answers_of(apart, [row.question for row in asked])]
     answered = [(row, answer) for row, answer in zip(asked, answers, strict=True) if answer is not None]
     groups = [group_of(row.family, row.question.share) for row, _ in answered]
-    return fitted, (groups, [answer.time_ns for _, answer in answered], [row.time_ns for row, _ in answered])
+    outside = [(row, answer) for row, answer in answered if not answer.inside and row.question.share == 1]
+    groups += [OUTSIDE] * len(outside)
+    validated = [*answered, *outside]
+    return fitted, (groups, [answer.time_ns for _, answer in validated], [row.time_ns for row, _ in validated])
 
 
 def _recipe(table: pa.Table, rows: Sequence[Row], seed: int) -> dict[str, Any]:
