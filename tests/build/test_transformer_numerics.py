@@ -89,6 +89,11 @@ def test_pure_bf16_is_an_explicit_choice_and_has_neither_masters_nor_wide_gradie
         assert {each.dtype for column in inputs[:4] for each in column} == {"bfloat16"}
 
 
+def test_products_of_eight_bits_are_named_with_the_recipe_that_was_assumed() -> None:
+    products = {each: Transformer(**{**LLAMA, "precision": each}).numerics["products"] for each in ("fp8", "mxfp8", "tf32")}
+    assert products == {"fp8": "fp8 (delayed)", "mxfp8": "mxfp8", "tf32": "tf32"}
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -46,6 +46,9 @@ CONFIGS: tuple[Mapping[str, Any], ...] = (
     },
     {"attention": "unfused", "kv_heads": 0, "dropout": 0.1, "precision": "fp16", "parallel": {"tensor": 2, "pipeline": 2}},
     {"norm": "layer_norm", "positions": "learned", "activation": "gelu", "parallel": {"data": 2}, "precision": "bf16-autocast"},
+    {"states": "bf16", "pad_vocab": 64, "vocabulary": 500, "parallel": {"fsdp": 2, "tensor": 2}, "gradient_accumulation": 2},
+    {"parallel": {"data": 2, "pipeline": 2, "grad_reduce_in_fp32": False}, "precision": "fp8", "gradient_accumulation": 2},
+    {"lora": {"rank": 8, "targets": ["query", "up"]}, "precision": "nvfp4", "projections": "separate", "parallel": {"data": 2}},
     {"qk_norm": True, "head_width": 32, "parallel": {"fsdp": 2, "tensor": 2, "sequence": True, "context": 2}},
 )  # fmt: skip
 _VALUES: tuple[Any, ...] = (
@@ -56,7 +59,8 @@ _VALUES: tuple[Any, ...] = (
 _PLATFORMS = ("8xh200-nvlink", "16xh100-ib400", "8xa100-nvlink")
 _MORE = (
     "window", "full_every", "recompute_layers", "segments", "max_positions", "mask", "head", "classes", "causal", "weights",
-    "norm_place", "projections", "attention", "precision", "fused", "dropout", "ranks", "checkpointing", "qk_norm", "pattern",
+    "norm_place", "projections", "attention", "precision", "fused", "dropout", "ranks",
+    "states", "pad_vocab", "checkpointing", "qk_norm", "pattern",
 )  # fmt: skip
 
 

@@ -202,7 +202,7 @@ class Transformer:
     def numerics(self) -> dict[str, str]:
         """What is computed, kept and exchanged in which precision."""
         parameters, states = _SHORT[self.dtype], _SHORT[self.state_dtype]
-        computed = f"{self.precision} ({self.recipe})" if self.recipe else "bf16" if self.autocast else self.precision
+        computed = f"fp8 ({self.recipe})" if self.precision == "fp8" else "bf16" if self.autocast else self.precision
         return {
             "products": computed,
             "parameters": parameters,
