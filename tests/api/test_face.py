@@ -237,3 +237,20 @@ def test_a_batch_in_words_and_memory_below_a_byte_are_refused() -> None:
 def test_what_a_step_costs_keeps_its_digits_however_cheap_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     cost = printed(capsys, "predict", SMALL, "--platform", MACHINE, "--price", "0.0001")["cost_per_step"]
     assert cost == pytest.approx(0.0001 * 2 * small().step_time_ms / 3.6e6, rel=1e-5)
+
+
+def test_answers_about_a_recording_say_what_was_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+    mean_ms = steptime.replay(RECORDED).measured_step_ms
+    for answer in (steptime.predict(RECORDED), steptime.predict(RECORDED, "4xh200-nvlink")):
+        assert answer.recorded_step_ms == pytest.approx(mean_ms)
+        assert answer.to_dict()["recorded_step_ms"] == pytest.approx(mean_ms)
+    assert small().recorded_step_ms is None
+    both = steptime.diff(RECORDED, RECORDED).to_dict()
+    assert [both[side]["recorded_step_ms"] for side in ("before", "after")] == [pytest.approx(mean_ms)] * 2
+    assert run(["predict", str(RECORDED)]) == 0
+    assert f"Recorded    {mean_ms:.3f} ms per step with its profiler" in capsys.readouterr().out
+
+
+def test_another_batch_of_a_recording_names_the_change_that_predicts_it() -> None:
+    with pytest.raises(steptime.InputError, match=r"--what-if 'batch \* 2' predicts twice the samples"):
+        steptime.predict(RECORDED, batch=64)

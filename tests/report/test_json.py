@@ -23,7 +23,8 @@ from steptime._sim.recorded.replay import replay
 EXAMPLE = Path(__file__).parents[2] / "examples" / "h200_mps4_dlrm"
 
 PREDICT_KEYS = {
-    "schema_version", "step_time_ms", "interval_ms", "first_step_ms", "bound_by", "ranks", "breakdown", "critical_path",
+    "schema_version", "step_time_ms", "interval_ms", "first_step_ms", "recorded_step_ms", "bound_by", "ranks", "breakdown",
+    "critical_path",
     "straggler", "memory", "coverage", "warnings", "platform", "workload", "batch", "sequence", "precision", "parallelism",
     "numerics",
     "parameters", "active_parameters", "samples_per_s", "tokens_per_s", "flop", "mfu", "hfu", "power_w", "clock_hz", "energy_j",

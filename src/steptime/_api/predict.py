@@ -190,8 +190,10 @@ def calibration_for(calibration: str | Path | Calibration | None, platform: Plat
 def _check_recorded(workload: Workload, options: dict[str, object]) -> None:
     """Without a platform there must be a run, and nothing may be asked about models."""
     if not any(program.recorded for program in workload.programs):
+        hosts = any(bool((program.ops.start_ns >= 0).any()) for program in workload.programs)
+        why = "was recorded without GPU events (ProfilerActivity.CUDA records them)" if hosts else "was never run"
         raise InputError(
-            f"{workload.name or 'the workload'} was never run: give the machine to predict for, as in "
+            f"{workload.name or 'the workload'} {why}: give the machine to predict for, as in "
             f"--platform {_suggested(workload.world_size)}"
         )
     for name, value in options.items():

@@ -153,6 +153,8 @@ def fixed(batch: int | None, ranks: int | None, settings: Mapping[str, Any] | No
     if settings:
         return f"{next(iter(settings))}: only a config has keys that can be set; give one"
     asked_for = f"batch {batch}" if batch is not None else f"ranks {ranks}"
+    changed = "; --what-if 'batch * 2' predicts twice the samples of a recording" if batch is not None else ""
     return (
         f"{asked_for}: a recording or saved workload has the batch and the ranks it was made with; give a config or a function"
+        f"{changed}"
     )

@@ -124,8 +124,23 @@ class Compared:
 def _step(step: PredictedStep) -> Document:
     return {
         "workload": step.workload.name or None, "platform": step.platform, "step_time_ms": step.step_time_ms,
+        "recorded_step_ms": step.recorded_step_ms,
         "interval_ms": list(step.interval_ms), "bound_by": step.bound_by,
     }  # fmt: skip
+
+
+def recorded_words(before: PredictedStep, after: PredictedStep) -> str:
+    """What both runs took as recorded, and what is left out of it; empty where one never ran."""
+    first, second = before.recorded_step_ms, after.recorded_step_ms
+    if not first or not second:
+        return ""
+    words = f"{time_ms(first)} → {time_ms(second)} ms ({100 * (second / first - 1):+.1f} %), with profilers"
+    left_out = [
+        time_ms(max(recorded_ms - step.step_time_ms, 0.0))
+        for step, recorded_ms in ((before, first), (after, second))
+        if step.platform is None and not step.profiled
+    ]
+    return f"{words}; without them {' and '.join(left_out)} ms less" if left_out else words
 
 
 def _called(step: PredictedStep) -> str:
@@ -182,6 +197,8 @@ def print_diff(console: Console, answer: Compared) -> None:
     share = found.total_ms / before.step_time_ms if before.step_time_ms else 0.0
     steps = f"{time_ms(before.step_time_ms)} → {time_ms(after.step_time_ms)} ms: {signed_ms(found.total_ms)} ms"
     print_line(console, "Step time", f"{steps} ({100 * share:+.1f} %)", style="bold")
+    if recorded := recorded_words(before, after):
+        print_line(console, "Recorded", recorded, spaced=False)
     print_parts(console, answer)
     print_line(console, "Before", before.bound_by)
     print_line(console, "After", after.bound_by, spaced=False)
@@ -229,6 +246,8 @@ def diff_page(found: Difference) -> str:
         "Found in the other": percent(found.matched),
         "Before": before.bound_by,
     }
+    if recorded := recorded_words(before, after):
+        facts["Recorded"] = recorded
     share = f", {100 * found.total_ms / before.step_time_ms:+.1f} %" if before.step_time_ms else ""
     number = tag(
         "p", tag("strong", signed_ms(found.total_ms)), tag("span", f"ms per step{share}", class_="unit"), class_="step"

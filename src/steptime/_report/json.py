@@ -45,6 +45,7 @@ def prediction_document(prediction: PredictedStep) -> Document:
         "host_code_ms": prediction.host_code_ms,
         **_asked(prediction),
         "first_step_ms": prediction.first_step_ms,
+        "recorded_step_ms": prediction.recorded_step_ms,
         "bound_by": prediction.bound_by,
         "ranks": [asdict(rank) for rank in prediction.ranks],
         "breakdown": dict(prediction.breakdown),

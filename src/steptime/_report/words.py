@@ -153,6 +153,7 @@ def fact_lines(prediction: PredictedStep) -> Iterator[tuple[str, str]]:
     yield "Workload", ", ".join(fact.words for fact in asked_facts(prediction) if fact.words)
     yield "Numerics", numerics_words(prediction.workload.description.numerics or {})
     yield "Machine", ", ".join(_machine(prediction))
+    yield "Recorded", recorded_words(prediction)
     yield "Speed", ", ".join(fact.words for fact in speed_facts(prediction))
     yield "Power", "" if prediction.power is None else power_words(prediction.power)
     cost = cost_of(prediction)
@@ -166,6 +167,18 @@ def _machine(prediction: PredictedStep) -> Iterator[str]:
     yield f"{workload.world_size} rank{'s' * (workload.world_size > 1)}"
     if any(program.recorded for program in workload.programs):
         yield "as recorded, with the profiler" if prediction.profiled else "without a profiler"
+
+
+def recorded_words(prediction: PredictedStep) -> str:
+    """What the run took when it was recorded, and what its profiler is taken to have cost of that."""
+    recorded_ms = prediction.recorded_step_ms
+    if recorded_ms is None:
+        return ""
+    words = f"{time_ms(recorded_ms)} ms per step with its profiler"
+    less_ms = recorded_ms - prediction.step_time_ms
+    if prediction.platform is not None or prediction.profiled or less_ms <= 0:
+        return words
+    return f"{words}, {time_ms(less_ms)} ms more than predicted without it"
 
 
 def device_words(names: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from steptime._sim.explain.activity import Activity, RankSummary, Window, activi
 from steptime._sim.explain.bound import StepBound, Straggler, Waiting, waiting
 from steptime._sim.explain.critical_path import PathSummary, critical_path, summarise_path
 from steptime._sim.recorded.profiler import profiler_costs, unprofiled
-from steptime._sim.recorded.replay import played, step_times_ns
+from steptime._sim.recorded.replay import played, recorded_step_ns, step_times_ns
 from steptime._sim.recorded.timing import Recorded, recorded
 from steptime._units import ms
 
@@ -215,6 +216,12 @@ class PredictedStep:
     def basis(self) -> tuple[str, ...]:
         """Standing facts that it rests on."""
         return self.notices.basis
+
+    @cached_property
+    def recorded_step_ms(self) -> float | None:
+        """What a step of the run took as recorded, with its profiler; None where nothing ran."""
+        step_ns = recorded_step_ns(self.workload)
+        return None if step_ns is None else ms(step_ns)
 
     @property
     def fit(self) -> Fit | None:

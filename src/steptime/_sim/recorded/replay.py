@@ -20,7 +20,7 @@ from steptime._program.workload import Workload
 from steptime._sim.core.simulate import simulate
 from steptime._sim.core.steady import Steady, steady
 from steptime._sim.core.timing import PER_CALL, PER_WORK, Cohort, Nanoseconds, Timeline
-from steptime._sim.recorded.timing import Recorded, recorded
+from steptime._sim.recorded.timing import Recorded, recorded, timed
 from steptime._units import NS_PER_MS
 from steptime.errors import InputError
 
@@ -89,6 +89,14 @@ def step_times_ns(inputs: Recorded, timeline: Timeline | None = None) -> dict[in
     # In a damaged recording a step may end before the one before it does; it then takes no time, never less.
     reached = np.maximum.accumulate([begin, *ends.max(axis=0).tolist()])
     return dict(zip(steps, np.diff(reached).tolist(), strict=True))
+
+
+def recorded_step_ns(workload: Workload) -> float | None:
+    """Mean time of a run's steps as recorded, as a replay compares with it; None for what never ran."""
+    if not all(timed(program) for program in workload.programs):
+        return None
+    times = [time_ns for time_ns in step_times_ns(recorded(workload)).values() if time_ns]
+    return sum(times) / len(times) if times else None
 
 
 def _recorded(inputs: Recorded) -> Iterator[_Times]:
