@@ -41,6 +41,8 @@ from steptime._explore.answer import answered as explored
 from steptime._explore.controls import SET
 from steptime._explore.subject import Subject
 from steptime._program.formats import saved
+from steptime._report.words import time_ms
+from steptime._units import size_words
 
 Document = dict[str, Any]
 
@@ -156,11 +158,20 @@ def test_sweep_compare_and_diff_say_what_predict_says(case: str, tmp_path: Path)
     file.write_text(json.dumps(document), encoding="utf-8")
     for answer in answered(["compare", str(file), *words])["variants"]:
         same(document, answer)
+    listed_in(printed(["compare", str(file), str(file)]), document)
     if "--price" not in words:
         two = answered(["diff", words[0], words[0], *words[1:]])
         same(document, {**two["before"], "basis": two["basis"]})
         assert two["warnings"] == [*document["verdict"]["caveats"], *document["warnings"]]  # no headline has the caveats
         same(document, two["after"])
+
+
+def listed_in(text: str, document: Document) -> None:
+    """An answer is a row of a table: some line has its step, throughput and memory."""
+    shown, memory = facts.shown(document), document["memory"].get("peak_bytes")
+    rates = [shown[name] for name in ("tokens/s", "samples/s") if name in shown][:1]
+    words = [time_ms(document["step_time_ms"]), *rates, *([] if memory is None else [size_words(memory)])]
+    assert any(all(word in line for word in words) for line in text.splitlines()), words
 
 
 @pytest.mark.parametrize("case", slow_unless(("prefetch_sync", "mnist_convnet"), [*CONFIGS, *SCRIPT_NAMES, *RECORDINGS]))
@@ -170,6 +181,7 @@ def test_whatif_begins_with_the_step_that_predict_says(case: str) -> None:
         pytest.skip("whatif takes neither keys nor prices")
     answer = answered(["whatif", *words])
     same(predicted(words), answer)
+    assert facts.differences(facts.shown(predicted(words)), facts.of_text(printed(["whatif", *words]))) == {}
     change = answer["changes"][0] if answer["changes"] else None
     if change is not None:
         before = answered(["predict", *words, "--what-if", change["change"]])
@@ -190,6 +202,10 @@ def test_plan_answers_its_winner_as_predict_does(name: str, tmp_path: Path) -> N
     assert all("layout" in warning for warning in found.pop("warnings") - said["warnings"])  # of the search
     assert said.pop("warnings") <= set(planned["warnings"])
     assert facts.differences(found, said) == {}
+    page = tmp_path / "page.html"
+    shown = {name: value for name, value in facts.shown(document).items() if name != "warnings"}
+    assert facts.differences(shown, facts.of_text(printed([*words, "--html", str(page)]))) == {}
+    assert facts.differences(shown, facts.of_page(page.read_text(encoding="utf-8"))) == {}
     assert found.keys() >= {"step_time_ms", "interval_ms", "bound", "fits", "peak_bytes", "tokens_per_s", "headline"}
 
 
@@ -220,8 +236,10 @@ def test_variants_of_a_sweep_are_what_predict_says_of_them(case: str) -> None:
     words, variants = SWEPT[case]
     found = answered(["sweep", *words])["variants"]
     assert len(found) == len(variants)
+    text = printed(["sweep", *words])
     for variant, asked in zip(found, variants, strict=True):
         same(predicted(asked), variant)
+        listed_in(text, variant)
 
 
 @pytest.mark.xfail(strict=True, reason="shard estimates steps and memory that predict plays")

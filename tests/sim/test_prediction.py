@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given
+from tests.one_answer.cases import capture_file
 from tests.sim.worlds import Draft, constant_timing, jobs
 
+import steptime
 from steptime._program.load import load
 from steptime._program.program import CallKind, Collective, WorkKind
 from steptime._program.workload import Workload
@@ -266,3 +268,12 @@ def test_what_binds_is_one_word_and_begins_its_sentence(bound: StepBound, kind: 
     assert (bound.kind, bound.regime) == (kind, regime)
     assert bound.text.startswith(f"{regime}: ")
     assert ("holds its cap of 700 W" in bound.text) == (kind == "power")
+
+
+def test_a_first_step_is_said_only_where_it_is_not_the_step() -> None:
+    """A script that reads its loss in every iteration begins each of them with empty queues."""
+    synchronised = steptime.predict(capture_file("mnist_convnet"), "1xh200")
+    assert synchronised.first_step_ms is None
+    running_ahead = steptime.predict(EXAMPLE.parent / "configs" / "bert.toml", "1xh200")
+    assert running_ahead.first_step_ms is not None
+    assert running_ahead.first_step_ms > running_ahead.step_time_ms
