@@ -20,7 +20,7 @@ from typing import Any
 
 from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.model import Dlrm
-from steptime._build.dlrm.plan import TABLE_WISE, USUAL_KINDS
+from steptime._build.dlrm.plan import COLUMN_WISE, TABLE_WISE
 from steptime._platforms.calibration import UNCALIBRATED, Calibration
 from steptime._platforms.platform import Platform
 from steptime._shard.evaluator import Evaluator
@@ -45,7 +45,9 @@ def main() -> None:
     found = []
     for task, calibration in asked_tasks(chosen.tasks):
         began = time.process_time()
-        searched, divided = (searched_plan(task, platform, kinds, calibration) for kinds in ((TABLE_WISE,), USUAL_KINDS))
+        searched, divided = (
+            searched_plan(task, platform, kinds, calibration) for kinds in ((TABLE_WISE,), (TABLE_WISE, COLUMN_WISE))
+        )
         found.append(entry(task, searched, divided))
         rule = searched.best_rule
         assert rule is not None

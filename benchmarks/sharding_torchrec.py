@@ -29,7 +29,7 @@ from _sharding_torchrec_plans import estimated_ms, everywhere_ms, topology
 from sharding_search import PLATFORM, drawn_model
 from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.model import Dlrm
-from steptime._build.dlrm.plan import COLUMN_WISE, EVERYWHERE, KINDS, TABLE_WISE, USUAL_KINDS, Division, Placement, Plan
+from steptime._build.dlrm.plan import COLUMN_WISE, EVERYWHERE, KINDS, TABLE_WISE, Division, Placement, Plan
 from steptime._platforms.platform import Platform
 from steptime._shard.given_plans import evaluated
 from steptime._shard.search import Searched, search, usual_evaluations
@@ -59,7 +59,7 @@ class Way:
 WAYS = (
     Way("whole", (TABLE_WISE,), ("--kinds", TABLE_WISE)),
     Way("whole, told bandwidths", (TABLE_WISE,), ("--kinds", TABLE_WISE, "--told")),
-    Way("whole and column-wise", USUAL_KINDS, ("--kinds", *USUAL_KINDS, *_SLICES)),
+    Way("whole and column-wise", (TABLE_WISE, COLUMN_WISE), ("--kinds", TABLE_WISE, COLUMN_WISE, *_SLICES)),
     Way("four kinds", KINDS, ("--kinds", *KINDS, *_SLICES)),
     Way("four kinds, told bandwidths", KINDS, ("--kinds", *KINDS, *_SLICES, "--told")),
     Way("its defaults", KINDS, ()),
@@ -161,7 +161,7 @@ def searched_by_estimator(task: Task, platform: Platform, machine: Any) -> Plan:
     names = ["", *kinds]
     kind_of = {table.name: names[place] for table, place in zip(task.tables, np.argmin(costs, axis=0), strict=True)}
     rest = replace(task.model, tables=tuple(table for table in task.tables if not kind_of[table.name]))
-    usual = Constraints(kinds=tuple(kind for kind in task.constraints.kinds if kind in USUAL_KINDS))
+    usual = Constraints(kinds=tuple(kind for kind in task.constraints.kinds if kind in (TABLE_WISE, COLUMN_WISE)))
     found = search(
         Task(rest, task.ranks, usual),
         platform,
@@ -186,6 +186,9 @@ class Estimator:
         np.add.at(sums, (np.arange(len(plans))[:, None], plans), costs)
         none = np.zeros_like(sums)
         return Evaluation(sums.max(axis=1), sums.max(axis=1), sums, none, none, none, np.zeros(len(plans), dtype=np.bool_))
+
+    def simulate(self, rank_of: npt.NDArray[np.intp], division: Division) -> Evaluation:
+        return self.evaluate(rank_of, division)
 
 
 def modelled(found: Mapping[str, Any], task: Task) -> Task:

@@ -31,6 +31,10 @@ class Additive:
         step = 1e6 + 3 * forward.max(axis=1) + wire
         return evaluation(step, step, forward, 2 * forward, np.repeat(wire[:, None], self.ranks, axis=1))
 
+    def simulate(self, rank_of: npt.NDArray[np.intp], division: Division) -> Evaluation:
+        """The same."""
+        return self.evaluate(rank_of, division)
+
     def _summed(self, plans: npt.NDArray[np.intp], loads: Floats) -> Floats:
         result = np.zeros((len(plans), self.ranks))
         np.add.at(result, (np.arange(len(plans))[:, None], plans), loads)

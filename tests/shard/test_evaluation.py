@@ -90,6 +90,18 @@ def test_plans_of_any_division_composed_take_as_long_as_played(name: str, number
     np.testing.assert_allclose(together.exchange_ns, played.exchange_ns, rtol=0.02)
 
 
+@pytest.mark.parametrize("tables", [6, 13])
+def test_vectors_that_meet_by_dot_are_as_many_on_any_number_of_ranks(tables: int) -> None:
+    """As many as there are tables, whether or not every rank has equally many."""
+    model, on = sharding_tasks()[7], Platform.load("8xh200-nvlink")
+    alike = tuple(
+        replace(table, name=f"t{index}", dim=64) for index, table in enumerate((*model.tables, *model.tables)[:tables])
+    )
+    dot = replace(model, tables=alike, interaction="dot", bottom=(512, 64), top=(1024, 1024, 1), batch=65536)
+    one, plans = Evaluator(dot, on, on.ranks), plans_of(2, tables, seed=7, ranks=on.ranks)
+    np.testing.assert_allclose(one.evaluate(plans, exact=True).step_ns, one.simulate(plans).step_ns, rtol=0.005)
+
+
 def test_a_step_that_its_host_binds_takes_as_long_as_the_host_does() -> None:
     small = step_tasks(4)[0].with_batch(64)
     one = Evaluator(small, Platform.load("4xh200-nvlink"), 4)

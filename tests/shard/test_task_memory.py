@@ -13,6 +13,7 @@ from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.model import Dlrm
 from steptime._build.dlrm.plan import COLUMN_WISE, DATA_PARALLEL, KINDS, ROW_WISE, TABLE_WISE, Division, Plan
 from steptime._build.dlrm.workload import dlrm_workload
+from steptime._models.memory.peak import process_bytes
 from steptime._platforms.platform import Platform
 from steptime._shard.memory import memory_of, packed, rank_limit
 from steptime._shard.search import Searched, search
@@ -24,6 +25,7 @@ from steptime_lab.workloads.drawn_tasks import sharding_tasks, step_tasks
 
 PLATFORM = Platform.load("4xh200-quarter-loopback")
 GIB = 1 << 30
+OUTSIDE = process_bytes(4, 4)  # of a limit, what the process of a rank takes
 
 
 def searched(task: Task, evaluations: int = 50) -> Searched:
@@ -94,7 +96,7 @@ def _large(rows: int, dim: int = 64, count: int = 3) -> Dlrm:
 
 
 def test_a_table_larger_than_a_rank_is_named_with_what_is_short_and_three_helps() -> None:
-    constraints = Constraints(memory_bytes=GIB, kinds=(TABLE_WISE,))
+    constraints = Constraints(memory_bytes=GIB + OUTSIDE, kinds=(TABLE_WISE,))
     with pytest.raises(InputError) as raised:
         searched(Task(_large(4_000_000), 4, constraints))
     said = str(raised.value)
@@ -119,7 +121,7 @@ def test_helps_that_are_said_do_help() -> None:
 
 
 def test_a_table_that_does_not_fit_whole_is_divided_where_that_is_allowed() -> None:
-    constraints = Constraints(memory_bytes=GIB, kinds=KINDS)
+    constraints = Constraints(memory_bytes=GIB + OUTSIDE, kinds=KINDS)
     found = searched(Task(_large(4_000_000), 4, constraints), 200)
     assert set(found.best.plan.kinds().values()) <= {COLUMN_WISE, ROW_WISE}
 
@@ -131,3 +133,21 @@ def test_memory_that_is_said_to_be_enough_is() -> None:
     said = str(raised.value)
     enough = float(said.split("ranks with more memory than 1 GiB: ")[1].split(" GiB", maxsplit=1)[0])
     searched(Task(model, 4, Constraints(memory_bytes=int((enough + 0.05) * GIB))))
+
+
+def test_a_plan_leaves_the_headroom_that_is_asked_for_by_the_allocators_replay() -> None:
+    """A limit includes the process, as `predict --memory` has it."""
+    model = replace(sharding_tasks()[3], optimizer="rowwise_adagrad")
+    peak = replay(dlrm_workload(model, 4, Plan.whole(model.tables, [i % 4 for i in range(len(model.tables))], 4)), PLATFORM)
+    limit, headroom = int(1.3 * peak["peak_bytes"]), 0.1
+    found = search(Task(model, 4, Constraints(memory_bytes=limit, headroom=headroom)), PLATFORM, SearchBudget(200))
+    assert replay(dlrm_workload(model, 4, found.best.plan), PLATFORM)["peak_bytes"] <= (1 - headroom) * limit
+
+
+def test_of_plans_that_are_not_told_apart_the_one_with_more_room_is_best() -> None:
+    """A large table that nothing is looked up in goes where most room is, whatever the loads of ranks are."""
+    model = model_of(6, batch=258)
+    idle = (replace(table, generator=replace(table.generator, rows=8_000_000, pooling=0.0)) for table in model.tables[:3])
+    task = Task(replace(model, tables=(*idle, *model.tables[3:])), 3, Constraints(kinds=(TABLE_WISE,)))
+    found = search(task, PLATFORM, SearchBudget(300), evaluator=Additive(task.model, 3))
+    assert len({found.best.plan.placements[table.name].ranks for table in task.tables[:3]}) == 3

@@ -10,13 +10,12 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from steptime._files import write_output
-from steptime._models.memory.fit import Fit
 from steptime._notices import Notices
 from steptime._platforms.platform import Platform
 from steptime._program.program import CallKind
 from steptime._report.cost import Cost, cost_of
 from steptime._report.json import Document, prediction_document, rounded
-from steptime._report.verdict import Certainty, Verdict, verdict_of
+from steptime._report.verdict import Verdict, verdict_of
 from steptime._report.words import interval_words, signed_percent, span_words, time_ms
 from steptime._sim.explain.activity import Window
 from steptime._sim.prediction import PredictedStep, explain
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from steptime._shard.days import Days
-    from steptime._shard.explain import Explained, PlanReasons
+    from steptime._shard.explain import Explained
     from steptime._shard.search import Searched
     from steptime._sim.recorded.replay import Replay, StepReplay
 
@@ -196,18 +195,17 @@ class Sharding:
     @property
     def interval_ms(self) -> tuple[float, float]:
         """That nine of ten measured steps of the best plan are expected in."""
-        low, high = (factor * self.step_time_ms for factor in self.explained.interval)
-        return low, high
+        return self.explained.best.predicted.interval_ms
 
     @property
     def verdict(self) -> Verdict:
         """That the best plan fits, what binds it, and how sure that is."""
-        return plan_verdict(self.explained.best)
+        return verdict_of(self.explained.best.predicted)
 
     @property
     def notices(self) -> Notices:
         """What the task leaves open, and what the step of the best plan says."""
-        return self.explained.best.notices.after(*self.searched.task.notes, *self.explained.doubts)
+        return self.explained.best.predicted.notices.after(*self.searched.task.notes, *self.explained.doubts)
 
     @property
     def samples_per_s(self) -> float:
@@ -254,12 +252,6 @@ class Sharding:
         from steptime._build.dlrm.plan_files import torchrec_document
 
         return plain(torchrec_document(self.searched.best.plan, self.searched.task.tables))
-
-
-def plan_verdict(why: PlanReasons) -> Verdict:
-    """Of one plan of a sharding task."""
-    fit = Fit.of_ranks({each.rank: each.used_bytes for each in why.ranks}, why.ranks[0].limit_bytes)
-    return Verdict(fit, why.binds, Certainty.around(1.0, why.interval, why.situation), caveats=why.notices.caveats)
 
 
 def _begin_ns(played: Replay) -> int:

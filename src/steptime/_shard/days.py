@@ -128,7 +128,13 @@ class DaysEvaluator:
 
     def evaluate(self, rank_of: Places, division: Division, *, exact: bool = False) -> Evaluation:
         """Plans of a division's shards, [plans, shards]."""
-        found = [one.evaluate(rank_of, division, exact=exact) for one in self.evaluators.values()]
+        return self._over_days([one.evaluate(rank_of, division, exact=exact) for one in self.evaluators.values()])
+
+    def simulate(self, rank_of: Places, division: Division) -> Evaluation:
+        """The same, each day played."""
+        return self._over_days([one.simulate(rank_of, division) for one in self.evaluators.values()])
+
+    def _over_days(self, found: Sequence[Evaluation]) -> Evaluation:
         steps = np.stack([each.step_ns for each in found])
         worst, plans = steps.argmax(axis=0), np.arange(steps.shape[1])
         columns = {}
@@ -161,7 +167,7 @@ def search_days(
     # What is best on a single day may be best on all of them, where the search for these found less.
     options = [*robust.options, *(replace(one.best, by=f"best of {name}") for name, one in alone.items())]
     steps = {option.plan.to_json(): _steps_ns(task, option.plan, evaluators) for option in options}
-    scored = [Option(one.plan, _by(objective, steps[one.plan.to_json()]), one.by) for one in options]
+    scored = [Option(one.plan, _by(objective, steps[one.plan.to_json()]), one.by, played=True) for one in options]
     distinct = {one.plan.to_json(): one for one in sorted(scored, key=lambda one: -one.step_ns)}
     ordered = tuple(sorted(distinct.values(), key=lambda one: (one.step_ns, sum(steps[one.plan.to_json()]))))
     named = {**{name: one.best.plan for name, one in alone.items()}, ROBUST: ordered[0].plan}
@@ -186,7 +192,7 @@ def _most_lookups(model: Dlrm, days: Sequence[Dlrm]) -> Dlrm:
 def _steps_ns(task: Task, plan: Plan, evaluators: Mapping[str, Evaluator]) -> tuple[float, ...]:
     division, owners = plan.divided(task.tables)
     rank_of: npt.NDArray[np.intp] = np.array([owners], dtype=np.intp)
-    return tuple(float(one.evaluate(rank_of, division, exact=True).step_ns[0]) for one in evaluators.values())
+    return tuple(float(one.simulate(rank_of, division).step_ns[0]) for one in evaluators.values())
 
 
 def _by(objective: str, steps_ns: Sequence[float]) -> float:

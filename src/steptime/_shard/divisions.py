@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import cycle
 
 import numpy as np
 
@@ -18,12 +19,16 @@ from steptime._build.dlrm.plan import (
     TABLE_ROW_WISE,
     TABLE_WISE,
     Division,
+    Plan,
     Shard,
 )
+from steptime._build.dlrm.workload import dlrm_workload
+from steptime._models.memory.fit import has_room
 from steptime._platforms.platform import Platform
 from steptime._shard.memory import Memory, memory_of, packed, rank_limit
 from steptime._shard.search_state import Evaluates, Floats, Search, SearchBudget
 from steptime._shard.task import FREE, Places, Task
+from steptime._sim.modelled.prediction import memory_of as replayed
 
 # Shares of a rank's mean load above which a table is divided, one attempt each.
 _DIVIDED_ABOVE = (0.5, 1.0, 0.25)
@@ -46,7 +51,7 @@ class TaskDivisions:
     """A task on a platform: divisions of its tables, and searches among the plans of each."""
 
     def __init__(self, task: Task, platform: Platform, budget: SearchBudget, evaluator: Evaluates) -> None:
-        self.task, self.budget, self.evaluator = task, budget, evaluator
+        self.task, self.platform, self.budget, self.evaluator = task, platform, budget, evaluator
         self.limit, self.outside_bytes = rank_limit(platform.device.limits, task.ranks, task.constraints)
         self.per_node = node_ranks(platform, task.ranks)
 
@@ -131,12 +136,34 @@ class TaskDivisions:
         return division
 
     def kept(self, search: Search, division: Division) -> Places:
-        """The best plan's ranks for the shards that a division leaves as they are; others go where they belong."""
+        """The best plan's ranks for the shards that a division leaves as they are; others go where they belong or are dealt."""
         shards, place = search.division.shards(self.task.tables), dict[Shard, int]()
         place.update(zip(shards, search.best.rank_of, strict=True))
-        pinned = self.task.pinned_shards(division)
         new = division.shards(self.task.tables)
-        return np.array([place.get(shard, 0) if rank == FREE else rank for shard, rank in zip(new, pinned, strict=True)])
+        dealt = cycle(range(self.task.ranks))
+        ranks = [place[shard] if shard in place else next(dealt) for shard in new]
+        return np.where((pinned := self.task.pinned_shards(division)) == FREE, ranks, pinned).astype(np.intp)
+
+    def shortest_ns(self, search: Search, division: Division) -> float:
+        """About what no plan of a division is shorter than: a plan like the best one if its ranks all had as much to do."""
+        ranks = self.kept(search, division)
+        one = self.evaluator.evaluate(ranks[None, :], division, exact=True)
+        tables = division.shard_tables(self.task.tables)
+        columns = np.bincount(ranks, weights=[table.columns for table in tables], minlength=self.task.ranks)
+        uneven = sum(float(part.max() - part.mean()) for part in (one.forward_ns, one.backward_ns))
+        uneven += float(one.exchange_ns.max()) * (1.0 - float(columns.mean()) / max(float(columns.max()), 1.0))
+        device = float(one.device_ns[0]) - uneven
+        return max(device, float(one.step_ns[0])) if one.host_bound[0] else device
+
+    def fullest_bytes(self, plan: Plan) -> int:
+        """What a plan's fullest rank holds, about."""
+        division, owners = plan.divided(self.task.tables)
+        return int(self.memory(division).used(list(owners), self.task.ranks).max())
+
+    def fits(self, plan: Plan) -> bool:
+        """Whether the ranks of a plan have room for what the allocator's replay says of them."""
+        built = dlrm_workload(self.task.model, self.task.ranks, plan)
+        return has_room(replayed(built, self.platform)["peak_bytes"], self.limit)
 
     def _by_node(self, search: Search, division: Division, loads: Floats, above: float, kind: str) -> Division:
         """The whole tables with larger loads on nodes, each where least is to do; others stay where the best plan has them."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steptime._build.dlrm.model import Dlrm, Table
-from steptime._build.dlrm.plan import Division
+from steptime._build.dlrm.plan import Division, Plan
 from steptime._build.dlrm.workload import dlrm_workload, table_lookups
 from steptime._models.collectives.message import KINDS, Messages
 from steptime._models.lookups.contention import Contention, LookupsTogether, row_bytes
@@ -43,8 +43,10 @@ SAME, IDLE, COPYING = "same", "idle", "streaming"
 _AT_ONCE = 2048
 # A step is its host's where they differ by less.
 _EXACT = 1e-6
-# On more ranks the tables of the step that stands for all are alike, so that all ranks run one program.
-_MOST_PROGRAMS = 8
+# On more ranks the tables of the step that stands for all are alike, so that ranks run one program, or two.
+_MOST_PROGRAMS = 4
+# Steps of plans that are kept with their models' answers: those that an answer shows.
+_KEPT_STEPS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +79,11 @@ class Evaluator:
             raise InputError(
                 f"{model.name} on {ranks} ranks, platform {platform.name} has {platform.ranks}; choose one with {ranks} or more"
             )
-        # What a plan changes is the whole of its lookups, so that none of it is sorted ahead, whichever plan that is.
-        self.model, self.platform, self.ranks, self.calibration = replace(model, presorted=False), platform, ranks, calibration
+        self.model, self.platform, self.ranks, self.calibration = model, platform, ranks, calibration
         self._laws, self._whole = laws, Division.whole(len(model.tables))
         self._prepared: dict[Division, PreparedDivision] = {}
         self._steps: dict[frozenset[tuple[int, str]], ComposedStep] = {}
+        self._modelled: dict[str, ModelledStep] = {}
 
     def evaluate(self, rank_of: Plans, division: Division | None = None, *, exact: bool = False) -> Evaluation:
         """The plans of a division (else of whole tables), [plans, shards]: the rank of every shard.
@@ -105,15 +107,24 @@ class Evaluator:
         return prepared.step.play(forward, backward, prepared.ends(rank_of))
 
     def simulate(self, rank_of: Plans, division: Division | None = None) -> Evaluation:
-        """The same the whole way, one plan after another: every workload built, every model asked, every step played."""
+        """The same as `predict` has it, one plan after another: workloads built, models asked, steps played."""
         division, tables = division or self._whole, self.model.tables
         plans = checked(rank_of, len(division.shards(tables)), self.ranks)
         results = []
         for owners in plans.tolist():
-            step = modelled(dlrm_workload(self.model, self.ranks, division.plan(tables, owners, self.ranks)), self.platform)
+            step = self.modelled(division.plan(tables, owners, self.ranks))
             played = step.play(self.calibration)
             results.append(of_timeline(step, played.timeline, played.step_ns))
         return Evaluation.joined(results)
+
+    def modelled(self, plan: Plan) -> ModelledStep:
+        """The step of a plan with all models asked; the last ones are kept."""
+        key = plan.to_json()
+        if key not in self._modelled:
+            if len(self._modelled) >= _KEPT_STEPS:
+                del self._modelled[next(iter(self._modelled))]
+            self._modelled[key] = modelled(dlrm_workload(self.model, self.ranks, plan), self.platform)
+        return self._modelled[key]
 
     def _of_division(self, division: Division) -> PreparedDivision:
         if division not in self._prepared:
@@ -121,7 +132,9 @@ class Evaluator:
         return self._prepared[division]
 
     def _prepare(self, division: Division) -> PreparedDivision:
-        shards = replace(self.model, tables=division.shard_tables(self.model.tables))
+        # What a plan changes is the whole of its lookups, so that none of it is sorted ahead, whichever plan that is.
+        model = replace(self.model, presorted=False)
+        shards = replace(model, tables=division.shard_tables(model.tables))
         contention = Contention.of(self.platform.device.limits) if self._laws.contention else None
         beside = (SAME,) if contention is None else (IDLE, COPYING)
         settings = [(direction, other) for direction in DIRECTIONS for other in beside]
@@ -132,9 +145,7 @@ class Evaluator:
         # Slices of columns change nothing in the rest of the step, or next to nothing.
         everywhere = frozenset(division.everywhere().items())
         if everywhere not in self._steps:
-            self._steps[everywhere] = composed_step(
-                self.model, division.everywhere(), self.platform, self.ranks, self.calibration
-            )
+            self._steps[everywhere] = composed_step(model, division.everywhere(), self.platform, self.ranks, self.calibration)
         return PreparedDivision(
             shards.tables,
             self.ranks,
@@ -275,14 +286,17 @@ def composed_step(
 
 
 def _alike(tables: tuple[Table, ...], ranks: int, *, one_width: bool) -> tuple[Table, ...]:
-    """As many tables on every rank, all like the one in the middle, with as many columns in all but for rounding."""
-    each = max(1, round(len(tables) / ranks))
+    """Tables like the one in the middle: as many on every rank, with as many columns in all but for rounding.
+
+    Of one width, as many as there are: each gives the interaction a vector, and its products grow with their square.
+    """
+    count = len(tables) if one_width else max(1, round(len(tables) / ranks)) * ranks
     columns = sum(table.dim for table in tables)
-    dim = tables[0].dim if one_width else max(1, round(columns / (each * ranks)))
+    dim = tables[0].dim if one_width else max(1, round(columns / count))
     looked_up = [table for table in tables if table.pooling_factor > 0] or tables
     lookups = sorted(looked_up, key=lambda table: table.pooling_factor * table.dim)
     middle = replace(lookups[len(lookups) // 2], dim=dim)
-    return tuple(replace(middle, name=f"like{number}") for number in range(each * ranks))
+    return tuple(replace(middle, name=f"like{number}") for number in range(count))
 
 
 def of_timeline(step: ModelledStep, timeline: Timeline, step_ns: float) -> Evaluation:

@@ -16,20 +16,16 @@ import numpy.typing as npt
 from steptime._build.dlrm.config import Doubt
 from steptime._build.dlrm.model import Table
 from steptime._build.dlrm.plan import BY_NODE, EVERYWHERE, Plan
-from steptime._build.dlrm.workload import dlrm_workload, table_lookups
+from steptime._build.dlrm.workload import table_lookups
 from steptime._models.lookups.question import BACKWARD, FORWARD, Lookup
-from steptime._models.power.card import StepPower
-from steptime._notices import Notices
 from steptime._shard.evaluator import Evaluator, collectives_ns, is_played, of_timeline
-from steptime._shard.memory import memory_of, rank_limit
-from steptime._shard.search import Searched, search
+from steptime._shard.memory import rank_limit
+from steptime._shard.search import TOLD_APART, Searched, search
 from steptime._shard.search_state import SearchBudget
 from steptime._shard.task import Task
 from steptime._sim.composed import Evaluation
 from steptime._sim.explain import bound
-from steptime._sim.explain.bound import StepBound
-from steptime._sim.modelled.prediction import prediction_of
-from steptime._sim.modelled.step import modelled
+from steptime._sim.modelled.prediction import prediction_of, within
 from steptime._sim.prediction import PredictedStep
 from steptime._units import NS_PER_MS
 
@@ -52,9 +48,6 @@ _WORTH_SAVING = 0.0005  # of the step; less is shown as 0.0 %
 _DRAWS = 400
 _LEVELS = (0.05, 0.95)
 _NINE_OF_TEN = 1.645  # standard deviations of a normal to either side
-# Steps that differ by less are not told apart, whatever the lookups are: plans evaluated together and played differ by 0.3 % at
-# most (benchmarks/sharding_plans.py).
-_TOLD_APART = 0.003
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +90,7 @@ class Gain:
     @property
     def sure(self) -> bool:
         """Whether the gain is larger than its uncertainty."""
-        return self.interval[0] > _TOLD_APART
+        return self.interval[0] > TOLD_APART
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +99,14 @@ class PlanReasons:
 
     ranks: tuple[RankLoad, ...]
     bound: str  # one of `BOUNDS`
-    binds: StepBound
     reasons: tuple[Reason, ...]
-    interval: tuple[float, float]  # as factors of the step
-    notices: Notices = field(default_factory=Notices)
-    situation: str | None = None  # what is known of the machine
-    mfu: float | None = None
-    power: StepPower | None = None  # None: nobody knows what the cards draw
+    predicted: PredictedStep = field(compare=False)  # as `predict` has it, where a rank may use what the task allows
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Of the step, as factors."""
+        low, high = (edge / self.predicted.step_time_ms for edge in self.predicted.interval_ms)
+        return low, high
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,22 +175,15 @@ def explain(searched: Searched, evaluator: Evaluator) -> Explained:
 def why_of(placed: PlacedShards) -> PlanReasons:
     """What the ranks of a plan do, what bounds it, and where its large tables could be instead."""
     task, evaluator = placed.task, placed.evaluator
-    built = dlrm_workload(task.model, task.ranks, placed.plan)
-    step = modelled(built, evaluator.platform)
-    predicted = prediction_of(step, built, evaluator.calibration)
-    step_ns = predicted.step_time_ms * NS_PER_MS
-    ranks = rank_loads(placed, of_timeline(step, predicted.timeline, step_ns))
-    low, high = (edge * NS_PER_MS / step_ns for edge in predicted.interval_ms)
+    step = evaluator.modelled(placed.plan)
+    limit, _ = rank_limit(evaluator.platform.device.limits, task.ranks, task.constraints)
+    predicted = within(prediction_of(step, step.workload, evaluator.calibration), limit)
+    ranks = rank_loads(placed, predicted, of_timeline(step, predicted.timeline, predicted.step_time_ms * NS_PER_MS))
     return PlanReasons(
         ranks=tuple(ranks),
         bound=bound_of(predicted, ranks, collectives_ns(step, predicted.timeline)),
-        binds=predicted.bound,
         reasons=tuple(reasons(placed, ranks)),
-        interval=(low, high),
-        notices=predicted.notices,
-        situation=predicted.situation,
-        mfu=predicted.mfu,
-        power=predicted.power,
+        predicted=predicted,
     )
 
 
@@ -219,13 +206,12 @@ def bound_of(predicted: PredictedStep, ranks: Sequence[RankLoad], collectives: M
     return LOOKUPS if busiest.forward_ns + busiest.backward_ns >= computed[busiest.rank] / 2 else DENSE
 
 
-def rank_loads(best: PlacedShards, played: Evaluation) -> list[RankLoad]:
+def rank_loads(best: PlacedShards, predicted: PredictedStep, played: Evaluation) -> list[RankLoad]:
     """What every rank does and holds."""
-    task, rank_of = best.task, best.rank_of
-    limit, outside = rank_limit(best.evaluator.platform.device.limits, task.ranks, task.constraints)
-    memory = memory_of(task.model, best.division, task.ranks, limit, outside)
-    used = memory.used(rank_of, task.ranks)
-    held = [[best.tables[index] for index in np.flatnonzero(rank_of == rank)] for rank in range(task.ranks)]
+    task, rank_of, memory = best.task, best.rank_of, predicted.memory
+    run_by = predicted.workload.run_by
+    used = {rank: held["peak_bytes"] for held in memory["ranks"] for rank in run_by(held["rank"])}
+    tables_of = [[best.tables[index] for index in np.flatnonzero(rank_of == rank)] for rank in range(task.ranks)]
     return [
         RankLoad(
             rank=rank,
@@ -237,9 +223,9 @@ def rank_loads(best: PlacedShards, played: Evaluation) -> list[RankLoad]:
             exchange_ns=float(played.exchange_ns[0, rank]),
             waiting_ns=float(played.waiting_ns[0, rank]),
             used_bytes=int(used[rank]),
-            limit_bytes=memory.limit,
+            limit_bytes=memory["capacity_bytes"],
         )
-        for rank, tables in enumerate(held)
+        for rank, tables in enumerate(tables_of)
     ]
 
 
@@ -249,7 +235,8 @@ def _doubted(searched: Searched, evaluator: Evaluator, doubt: Doubt) -> str:
         return f"{doubt.assumption}; were they {doubt.otherwise}, another plan might be faster"
     task, platform = replace(searched.task, model=doubt.model, doubts=()), evaluator.platform
     otherwise = Evaluator(doubt.model, platform, task.ranks, calibration=evaluator.calibration)
-    step = float(PlacedShards(task, otherwise, searched.best.plan).here.step_ns[0])
+    plan = PlacedShards(task, otherwise, searched.best.plan)
+    step = float(otherwise.simulate(plan.rank_of, plan.division).step_ns[0])
     budget = SearchBudget(min(_DOUBT_EVALUATIONS, max(searched.searched_plans, 1)), searched.seconds)
     best = search(task, platform, budget, evaluator=otherwise).best.step_ns
     lost = max(step / best - 1, 0.0)

@@ -18,6 +18,7 @@ from steptime._shard.evaluator import Evaluator
 from steptime._shard.explain import PlacedShards, PlanReasons, why_of
 from steptime._shard.memory import memory_of, rank_limit
 from steptime._shard.task import Task
+from steptime._units import NS_PER_MS
 from steptime.errors import InputError
 
 # Plans whose ranks and reasons are found: each is played, which takes a while.
@@ -26,7 +27,7 @@ _EXPLAINED = 20
 
 @dataclass(frozen=True, slots=True)
 class GivenPlan:
-    """A given plan, its predicted step, and the fullest rank."""
+    """A given plan, its predicted step, and the fullest rank; of plans without a reason as the search estimates them."""
 
     name: str
     plan: Plan
@@ -69,5 +70,11 @@ def evaluated(
             fit = Fit.of_ranks(dict(enumerate(held.tolist())), memory.limit)
             results.append(GivenPlan(name, plans[name], step, fit))
     results.sort(key=lambda plan: (not plan.fit.fits, plan.step_ns, plan.name))
-    shown = (replace(plan, why=why_of(PlacedShards(task, evaluator, plan.plan))) for plan in results[:_EXPLAINED])
-    return [*shown, *results[_EXPLAINED:]]
+    shown = [_explained(plan, why_of(PlacedShards(task, evaluator, plan.plan))) for plan in results[:_EXPLAINED]]
+    return [*sorted(shown, key=lambda plan: (not plan.fit.fits, plan.step_ns, plan.name)), *results[_EXPLAINED:]]
+
+
+def _explained(plan: GivenPlan, why: PlanReasons) -> GivenPlan:
+    """With the step and the memory that `predict` says."""
+    fit = Fit.of_ranks({each.rank: each.used_bytes for each in why.ranks}, why.ranks[0].limit_bytes)
+    return replace(plan, why=why, step_ns=why.predicted.step_time_ms * NS_PER_MS, fit=fit)

@@ -53,7 +53,7 @@ class Memory:
 
     def used(self, rank_of: Ranks, ranks: int) -> Bytes:
         """Bytes on every rank, [..., ranks], of one plan or many."""
-        owners = np.asarray(rank_of)
+        owners = np.asarray(rank_of, dtype=np.intp)
         flat = owners.reshape(math.prod(owners.shape[:-1]), owners.shape[-1]) if owners.ndim else owners
         places = flat + ranks * np.arange(len(flat))[:, None]
         weights = np.broadcast_to(self.shard_bytes, flat.shape).ravel()
@@ -116,10 +116,8 @@ def packed(memory: Memory, pinned: Places, ranks: int) -> Places | None:
 
 
 def rank_limit(limits: DeviceLimits, ranks: int, constraints: Constraints) -> tuple[int, int]:
-    """What a rank has of its device, and what its process holds outside the allocator (0 where a limit is given)."""
-    given = constraints.memory_bytes
-    outside = process_bytes(ranks, limits.share) if given is None else 0
-    return usable_bytes(limits, given, constraints.headroom), outside
+    """What a rank may use of its device, and what its process holds of that outside the allocator."""
+    return usable_bytes(limits, constraints.memory_bytes, constraints.headroom), process_bytes(ranks, limits.share)
 
 
 @dataclass(frozen=True)

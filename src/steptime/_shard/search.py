@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,10 +24,10 @@ from steptime._shard.rules import RULES
 from steptime._shard.search_state import Evaluates, Floats, Search, SearchBudget
 from steptime._shard.shortage import shortage
 from steptime._shard.strategies import CHEAP, MOST_PLANS, STRATEGIES, count_plans, plan_of_rule, plans_at_most, propose
-from steptime._shard.task import Task
+from steptime._shard.task import FREE, Task
 from steptime.errors import InputError
 
-RUNNERS_UP = 5
+RUNNERS_UP = 3
 
 MOST_TABLES = 4096
 """Matrices of tables by tables say what each adds to a rank: beyond, they take gigabytes, and minutes to solve."""
@@ -50,6 +51,19 @@ _WORTH_DIVIDING = 1.001
 # What the search over whole tables may spend of all evaluations; the divisions share the rest.
 _WHOLE_SHARE = 0.5
 
+TOLD_APART = 0.003
+"""Steps that differ by less are not told apart, whatever the lookups are.
+
+Plans evaluated together and played differ by 0.3 % at most (benchmarks/sharding_plans.py).
+"""
+
+# Plans with more room: rounds, ranks that shards of the fullest one may go to, and plans of a round that are asked for.
+_ROOM, _ROOM_ROUNDS, _ROOM_TARGETS, _ROOM_PLANS = "room", 24, 4, 32
+# Of the room that the search may fill, where ranks that it filled have too little by the replay: the search's memory is about.
+_LESS_ROOM = 0.95
+# Plans that are played for an answer: so many over their ranks, each a program of its own, and at least the best and a rule's.
+_PLAYED_PROGRAMS, _LEAST_SHOWN = 128, 2
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -58,6 +72,7 @@ class Option:
     plan: Plan
     step_ns: float
     by: str
+    played: bool = False  # as `predict` has it; else composed, as in the search
 
 
 @dataclass(frozen=True)
@@ -111,15 +126,17 @@ def search(
     _run_strategies(first, (only or STRATEGIES) if first.shards else ())
     searches = [first, *_further(divisions, first, first.best.score / proposed, only)] if first.shards else [first]
     searched_plans = sum(item.asked for item in searches)
-    near = _NEAR_BEST * min(item.best.score for item in searches)
-    searches = [_exactly(item, near) for item in searches]
-    return Searched(
-        task=task,
-        options=_options(task, searches),
-        rules=_rules(task, searches[0]),  # which may be better than what was found, where time ran out
-        searched_plans=searched_plans,
-        seconds=time.monotonic() - began,
-    )
+    best = min(item.best.score for item in searches)
+    roomy = [_roomy_plan(item, best) if only is None else None for item in searches]
+    searches = [_exactly(item, _NEAR_BEST * best, more) for item, more in zip(searches, roomy, strict=True)]
+    options, rules = _played(divisions, _options(task, searches), _rules(task, searches[0]))
+    result = Searched(task, options, rules, searched_plans, time.monotonic() - began)
+    if not divisions.fits(result.best.plan):
+        less = replace(task.constraints, headroom=1.0 - _LESS_ROOM * (1.0 - task.constraints.headroom))
+        with suppress(InputError):
+            tighter = replace(task, constraints=less)
+            return replace(search(tighter, platform, budget, evaluator=divisions.evaluator, only=only), task=task)
+    return result
 
 
 def _further(divisions: TaskDivisions, first: Search, gained: float, only: Sequence[str] | None) -> list[Search]:
@@ -131,9 +148,12 @@ def _further(divisions: TaskDivisions, first: Search, gained: float, only: Seque
     left = budget.evaluations - first.asked
     loads = table_loads(task, first)
     most = max(_DIVISIONS // len(task.tables), 1)
-    searches = []
+    searches: list[Search] = []
     for division in list(divisions.further(first, loads, table_shares(task, first, loads), most)):
         played = is_played(task.model, division)
+        shortest = min(item.best.score for item in (first, *searches))
+        if not played and divisions.shortest_ns(first, division) > _WORTH_DIVIDING * shortest:
+            continue
         result = (
             None if left <= 0 or budget.out_of_time() else divisions.search(division, _most_played(task) if played else left)
         )
@@ -203,8 +223,66 @@ def _run_strategies(search: Search, names: Collection[str]) -> None:
             strategy(search)
 
 
-def _exactly(search: Search, near: float) -> Search:
-    """With lookups asked for anew of plans that score up to `near` and of every strategy's best.
+def _roomy_plan(search: Search, best: float) -> tuple[int, ...] | None:
+    """A plan that leaves the fullest rank more room, step by step, as long as it takes no longer than the best one.
+
+    Of a division that has the best plan; of those whose plans are played there are too few.
+    """
+    if not search.shards or search.best.score > best or search.left == 0:
+        return None
+    memory, here = search.memory, np.array(search.best.rank_of)
+    for _ in range(_ROOM_ROUNDS):
+        used = memory.used(here, search.ranks)
+        full, free = int(np.argmax(used)), np.argsort(used, kind="stable")[:_ROOM_TARGETS]
+        movable = np.flatnonzero((here == full) & (search.pinned == FREE))
+        changes = [(shard, rank) for shard in movable for rank in free if rank != full]
+        plans = np.repeat(here[None, :], len(changes), axis=0)
+        for plan, (shard, rank) in zip(plans, changes, strict=True):
+            plan[shard] = rank
+        fullest = memory.used(plans, search.ranks).max(axis=1) if changes else np.zeros(0)
+        order = [index for index in np.argsort(fullest, kind="stable")[:_ROOM_PLANS] if fullest[index] < used[full]]
+        scores = search.ask(plans[order]) if order else np.zeros(0)
+        as_short = [index for index, score in zip(order, scores, strict=True) if score <= (1 + TOLD_APART / 2) * best]
+        if not as_short:
+            break
+        here = plans[as_short[0]]
+    return tuple(here.tolist())
+
+
+def _played(
+    divisions: TaskDivisions, options: Sequence[Option], rules: Mapping[str, Option | None]
+) -> tuple[tuple[Option, ...], dict[str, Option | None]]:
+    """Options, the best first, and rules, with the steps that `predict` says of as many as are soon played.
+
+    Of plans that are not told apart the best one leaves the fullest rank most room, by a replay of its memory.
+    """
+    task, evaluator = divisions.task, divisions.evaluator
+    by_rule = sorted((option for option in rules.values() if option is not None), key=lambda option: option.step_ns)
+    known: dict[str, Option] = {}
+    for option in (options[0], *by_rule[:1], *options[1:], *by_rule):
+        if option.plan.to_json() not in known and len(known) < max(_PLAYED_PROGRAMS // task.ranks, _LEAST_SHOWN):
+            division, owners = option.plan.divided(task.tables)
+            step_ns = float(evaluator.simulate(np.array([owners], dtype=np.intp), division).step_ns[0])
+            known[option.plan.to_json()] = replace(option, step_ns=step_ns, played=True)
+
+    def shown(option: Option) -> Option:
+        return replace(known.get(option.plan.to_json(), option), by=option.by)
+
+    ordered = sorted(known.values(), key=lambda option: option.step_ns)
+    tied = [option for option in ordered if option.step_ns <= (1 + TOLD_APART) * ordered[0].step_ns]
+    fitting = (
+        option
+        for option in (*sorted(tied, key=lambda option: divisions.fullest_bytes(option.plan)), *ordered)
+        if divisions.fits(option.plan)
+    )
+    best = next(fitting, ordered[0])
+    others = [shown(option) for option in options if option.plan != best.plan][:RUNNERS_UP]
+    others.sort(key=lambda option: (not option.played, option.step_ns))
+    return (best, *others), {name: None if option is None else shown(option) for name, option in rules.items()}
+
+
+def _exactly(search: Search, near: float, roomy: tuple[int, ...] | None) -> Search:
+    """With lookups asked for anew of plans that score up to `near`, of every strategy's best and of one that leaves room.
 
     Curves are up to 2 % off, which a search finds.
     """
@@ -213,8 +291,10 @@ def _exactly(search: Search, near: float) -> Search:
     most = min(max(_ASKED_EXACTLY // (len(search.shards) * search.ranks), _LEAST_EXACT), _MOST_EXACT)
     exact = replace(search, exact=True, ranked=[], best_by={}, log=[], _known={})
     best = [item for item in search.ranked[:most] if item.score <= near]
-    chosen = list(dict.fromkeys([*best, *search.best_by.values()]))
-    exact.ask(np.array([item.rank_of for item in chosen]), by=[item.by for item in chosen], beyond=True)
+    chosen = {item.rank_of: item.by for item in [*best, *search.best_by.values()]}
+    if roomy is not None:
+        chosen[roomy] = chosen.get(roomy, _ROOM)
+    exact.ask(np.array(list(chosen)), by=list(chosen.values()), beyond=True)
     return exact
 
 

@@ -13,7 +13,17 @@ from steptime._build.config_values import Overrides
 from steptime._build.dlrm.config import Doubt
 from steptime._build.dlrm.constraints import Constraints
 from steptime._build.dlrm.model import Dlrm, Table
-from steptime._build.dlrm.plan import GRID, SLICED, TABLE_COLUMN_WISE, TABLE_WISE, Division
+from steptime._build.dlrm.plan import (
+    BY_NODE,
+    DATA_PARALLEL,
+    GRID,
+    KINDS,
+    ROW_WISE,
+    SLICED,
+    TABLE_COLUMN_WISE,
+    TABLE_WISE,
+    Division,
+)
 from steptime._build.dlrm.workload import check_batch
 from steptime.errors import InputError
 
@@ -41,8 +51,8 @@ class Task:
         odd = next((table.name for index, table in enumerate(self.tables) if not self.allowed(index)), None)
         if odd is not None:
             raise InputError(
-                f'{where}: table {odd!r} may only be cut by columns, and interaction "dot" is modelled for whole vectors; '
-                f'allow {TABLE_WISE}, or interaction = "cat"'
+                f'{where}: table {odd!r} may only be divided in ways that its model cannot have (interaction "dot" takes whole '
+                f"vectors, rows that are not pooled do not add up, int8 has no gradient to reduce); allow {TABLE_WISE}"
             )
 
     @property
@@ -63,9 +73,18 @@ class Task:
         return np.array(ranks, dtype=np.intp)
 
     def allowed(self, index: int) -> tuple[str, ...]:
-        """Kinds for a table; vectors that interact by `dot` are not cut by columns, for that is not modelled."""
-        kinds = self.constraints.allowed(self.tables[index].name)
-        return kinds if self.model.interaction != "dot" else tuple(kind for kind in kinds if kind not in (*SLICED, GRID))
+        """Kinds for a table: of those that the constraints allow, what such a model can have (`check_kinds`)."""
+        table = self.tables[index]
+        never: tuple[str, ...] = (*SLICED, GRID) if self.model.interaction == "dot" else ()
+        never += () if table.pooled else (ROW_WISE, *BY_NODE)
+        never += (DATA_PARALLEL,) if table.precision == "int8" else ()
+        return tuple(kind for kind in self.constraints.allowed(table.name) if kind not in never)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Those that any table may be divided by."""
+        found = {kind for index in range(len(self.tables)) for kind in self.allowed(index)}
+        return tuple(kind for kind in KINDS if kind in found)
 
 
 def read_task(path: Path, overrides: Overrides, memory_bytes: int | None = None, headroom: float | None = None) -> Task:

@@ -8,7 +8,7 @@ from typing import Any
 
 from steptime._build.config_values import MOST_WIDTH, Values
 from steptime._build.dlrm.model import Table
-from steptime._build.dlrm.plan import KINDS, TABLE_WISE, USUAL_KINDS, Plan
+from steptime._build.dlrm.plan import KINDS, TABLE_WISE, Plan
 from steptime.errors import InputError
 
 KEYS = ("memory_bytes", "headroom", "pinned", "kinds", "kinds_of", "min_partition", "max_partition")
@@ -26,7 +26,7 @@ class Constraints:
 
     memory_bytes: int | None = None  # of one rank
     pinned: Mapping[str, int] = field(default_factory=dict)  # table -> rank, whole
-    kinds: tuple[str, ...] = USUAL_KINDS  # allowed for tables that `kinds_of` does not name
+    kinds: tuple[str, ...] = KINDS  # allowed for tables that `kinds_of` does not name
     kinds_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     headroom: float = 0.0  # share of a rank's memory that is left free
     min_partition: Mapping[str, int] = field(default_factory=dict)  # table -> the fewest columns of a slice
@@ -84,7 +84,7 @@ def constraints_of(section: Values) -> Constraints:
     return Constraints(
         memory_bytes=section.size("memory_bytes") if "memory_bytes" in section.values else None,
         pinned={name: pinned.whole(name, 0) for name in pinned.values},
-        kinds=_kinds(section.values.get("kinds", list(USUAL_KINDS)), f"{section.where}, kinds"),
+        kinds=_kinds(section.values.get("kinds", list(KINDS)), f"{section.where}, kinds"),
         kinds_of={name: _kinds(kinds, f"{section.where}, kinds_of, {name}") for name, kinds in kinds_of.items()},
         headroom=section.number("headroom", 0.0, _MOST_HEADROOM) if "headroom" in section.values else 0.0,
         min_partition={name: least.whole(name, 1, MOST_WIDTH) for name in least.values},

@@ -33,9 +33,6 @@ GRID = "grid_shard"
 
 KINDS = (TABLE_WISE, COLUMN_WISE, ROW_WISE, DATA_PARALLEL, TABLE_COLUMN_WISE, TABLE_ROW_WISE, GRID)
 
-USUAL_KINDS = (TABLE_WISE, COLUMN_WISE)
-"""Allowed where a task does not say: what every sharding task was measured with."""
-
 EVERYWHERE = (ROW_WISE, DATA_PARALLEL)
 """Kinds that put a share or a copy of the table on every rank."""
 

@@ -7,9 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from steptime._notices import Notices
-from steptime._report.answers import Sharding, plan_verdict
+from steptime._report.answers import Sharding
 from steptime._report.cost import cost_document
 from steptime._report.json import SCHEMA_VERSION, Document, power_document
+from steptime._report.verdict import verdict_of
 from steptime._shard.days import Days
 from steptime._shard.explain import Explained, PlanReasons
 from steptime._shard.given_plans import GivenPlan
@@ -30,12 +31,13 @@ def shard_document(sharding: Sharding) -> Document:
         "tables": len(found.task.tables),
         "batch": found.task.model.batch,
         "samples_per_s": sharding.samples_per_s,
-        "mfu": why.best.mfu,
-        **power_document(why.best.power),
+        "mfu": why.best.predicted.mfu,
+        **power_document(why.best.predicted.power),
         **cost_document(sharding.cost),
         "best": _option(found.best, why),
         "alternatives": [_option(option, why) for option in found.options[1:]],
         "rules": {name: None if option is None else ms(option.step_ns) for name, option in found.rules.items()},
+        "rules_not_played": [name for name, option in found.rules.items() if option is not None and not option.played],
         "best_rule": None if best_rule is None else best_rule[0],
         "gain": None if why.gain is None else _gain(why),
         **_why(why.best),
@@ -43,6 +45,7 @@ def shard_document(sharding: Sharding) -> Document:
         "analytic_ms": ms(why.every_rank_tables_ns),  # its name in the last release; goes with the next
         "searched_plans": found.searched_plans,
         "seconds": found.seconds,
+        "kinds_tried": list(found.task.kinds),
         **({} if days is None else {"days": _days(days)}),
         **sharding.notices.to_dict(),
     }
@@ -73,10 +76,11 @@ def evaluated_document(task: Task, plans: Sequence[GivenPlan]) -> Document:
         "task": task.model.name,
         "plans": [
             {
-                "name": plan.name, "plan": plan.plan.to_dict(), "kinds": plan.plan.kinds(), "step_time_ms": ms(plan.step_ns),
+                "name": plan.name, "plan": plan.plan.to_dict(), "kinds": plan.plan.kinds(),
+                "step_time_ms": ms(plan.step_ns), "played": plan.why is not None,
                 "fits": plan.fit.fits, "fullest_rank": plan.fit.rank, "fullest_bytes": plan.fit.needed_bytes,
                 **({} if plan.why is None else {
-                    "verdict": plan_verdict(plan.why).to_dict(), "interval_ms": _interval(plan.step_ns, plan.why),
+                    "verdict": verdict_of(plan.why.predicted).to_dict(), "interval_ms": _interval(plan.step_ns, plan.why),
                     **_why(plan.why),
                 }),
             }
@@ -88,7 +92,7 @@ def evaluated_document(task: Task, plans: Sequence[GivenPlan]) -> Document:
 
 def evaluated_notices(task: Task, plans: Sequence[GivenPlan]) -> Notices:
     """What the task leaves open, and what the steps of given plans say; `verdict` of each has its caveats."""
-    steps = (text for plan in plans if plan.why is not None for texts in plan.why.notices[1:] for text in texts)
+    steps = (text for plan in plans if plan.why is not None for texts in plan.why.predicted.notices[1:] for text in texts)
     return Notices.of((*task.notes, *steps))
 
 
@@ -99,7 +103,7 @@ def _interval(step_ns: float, why: PlanReasons) -> list[float]:
 def _why(why: PlanReasons) -> dict[str, Any]:
     return {
         "bound": why.bound,
-        "bound_by": why.binds.text,
+        "bound_by": why.predicted.bound.text,
         "ranks": [_rank(rank) for rank in map(asdict, why.ranks)],
         "reasons": [_reason(reason) for reason in map(asdict, why.reasons)],
     }
@@ -112,6 +116,7 @@ def _option(option: Option, why: Explained) -> dict[str, Any]:
         "step_time_ms": ms(option.step_ns),
         "interval_ms": _interval(option.step_ns, why.best),
         "strategy": option.by,
+        "played": option.played,
     }
 
 

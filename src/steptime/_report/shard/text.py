@@ -8,16 +8,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from steptime._build.dlrm.plan import DATA_PARALLEL, EVERYWHERE, TABLE_WISE, Plan
-from steptime._report.answers import Sharding, plan_verdict
+from steptime._build.dlrm.plan import DATA_PARALLEL, KINDS, Plan
+from steptime._report.answers import Sharding
 from steptime._report.layout import print_heading, print_line, print_notices, print_numbers, print_section, print_title
 from steptime._report.shard.document import evaluated_notices
 from steptime._report.text import print_verdict, print_verdict_lines
+from steptime._report.verdict import verdict_of
 from steptime._report.words import interval_words, power_words, rate, time_ms
 from steptime._shard.days import ROBUST, Days
 from steptime._shard.explain import Explained, PlanReasons, RankLoad, Reason
 from steptime._shard.given_plans import GivenPlan
-from steptime._shard.search import Searched
+from steptime._shard.search import Option, Searched
 from steptime._shard.task import Task
 from steptime._units import ms, size_words
 
@@ -67,18 +68,14 @@ def print_shard(console: Console, sharding: Sharding) -> None:
 
 
 def kinds_words(task: Task) -> str:
-    """How tables could be divided, where that leaves out what often helps, and how to allow more."""
-    tried = {kind for index in range(len(task.tables)) for kind in task.allowed(index)}
-    if tried & {*EVERYWHERE}:
-        return ""
-    which = "whole tables only" if tried == {TABLE_WISE} else "whole tables and slices of their columns"
-    more = " and ".join(EVERYWHERE)
-    return f"; tried: {which}. `kinds`, a key of [constraints] or a column of a .csv, allows others, as {more}"
+    """How tables could be divided."""
+    left = f", not {', '.join(out)}" if (out := [kind for kind in KINDS if kind not in task.kinds]) else ""
+    return f"; tried: {', '.join(task.kinds)}{left}"
 
 
 def speed_lines(sharding: Sharding) -> Iterator[tuple[str, str]]:
     """What people compare, a title and words each."""
-    mfu, power, cost = sharding.explained.best.mfu, sharding.explained.best.power, sharding.cost
+    mfu, power, cost = sharding.explained.best.predicted.mfu, sharding.explained.best.predicted.power, sharding.cost
     yield "Speed", f"{rate(sharding.samples_per_s)} samples/s" + ("" if mfu is None else f", MFU {100 * mfu:.1f} %")
     if power is not None:
         yield "Power", power_words(power)
@@ -138,9 +135,9 @@ def print_evaluated(console: Console, task: Task, platform: str, plans: Sequence
     for plan in plans[:_PLANS_SHOWN]:
         if plan.why is not None:
             low, high = (factor * ms(plan.step_ns) for factor in plan.why.interval)
-            headline = plan_verdict(plan.why).headline
+            headline = verdict_of(plan.why.predicted).headline
             print_title(console, Text().append(f"{plan.name}  ", style="bold").append(headline))
-            print_verdict_lines(console, plan_verdict(plan.why), interval_words(low, high))
+            print_verdict_lines(console, verdict_of(plan.why.predicted), interval_words(low, high))
             _ranks_and_reasons(console, plan.why)
     if len(plans) > _PLANS_SHOWN:
         print_line(console, "More", f"ranks and reasons of the other {len(plans) - _PLANS_SHOWN} plans: --json", spaced=False)
@@ -220,8 +217,7 @@ def _ranks_words(ranks: Sequence[int]) -> str:
 def _others(found: Searched) -> list[tuple[str, ...]]:
     best = found.best.step_ns
     return [
-        (str(index), time_ms(ms(option.step_ns)), _more(option.step_ns, best), option.by)
-        for index, option in enumerate(found.options[1:], 2)
+        (str(index), _step(option), _more(option.step_ns, best), option.by) for index, option in enumerate(found.options[1:], 2)
     ]
 
 
@@ -229,9 +225,12 @@ def _rules(found: Searched) -> list[tuple[str, ...]]:
     best = found.best.step_ns
     there = sorted(found.rules.items(), key=lambda item: item[1].step_ns if item[1] is not None else float("inf"))
     return [
-        (name, "no room", "") if entry is None else (name, time_ms(ms(entry.step_ns)), _more(entry.step_ns, best))
-        for name, entry in there
+        (name, "no room", "") if entry is None else (name, _step(entry), _more(entry.step_ns, best)) for name, entry in there
     ]
+
+
+def _step(option: Option) -> str:
+    return f"{'' if option.played else 'about '}{time_ms(ms(option.step_ns))}"
 
 
 def _more(step: float, best: float) -> str:

@@ -85,13 +85,7 @@ def predict_on(
         step = modelled_run(workload, platform, profiled=profiled, own_host=own_host, strict=strict)
     else:
         step = modelled(workload, platform, strict=strict)
-    result = prediction_of(step, workload, calibration, situation)
-    return replace(
-        result,
-        profiled=profiled,
-        host_code_ms=step.host_code_ms,
-        memory=memory_of(step.workload, platform),
-    )
+    return replace(prediction_of(step, workload, calibration, situation), profiled=profiled, host_code_ms=step.host_code_ms)
 
 
 def prediction_of(
@@ -122,6 +116,7 @@ def prediction_of(
         coverage=step.coverage,
         peak_flop_per_s=None if peak is None or workload.cut_off else peak * workload.world_size,
         gpus=workload.world_size / step.platform.device.limits.share,
+        memory=memory_of(step.workload, step.platform),
     )
 
 
