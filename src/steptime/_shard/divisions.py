@@ -163,7 +163,7 @@ class TaskDivisions:
     def fits(self, plan: Plan) -> bool:
         """Whether the ranks of a plan have room for what the allocator's replay says of them."""
         built = dlrm_workload(self.task.model, self.task.ranks, plan)
-        return has_room(replayed(built, self.platform)["peak_bytes"], self.limit)
+        return has_room(int(replayed(built, self.platform)["peak_bytes"]), self.limit)
 
     def _by_node(self, search: Search, division: Division, loads: Floats, above: float, kind: str) -> Division:
         """The whole tables with larger loads on nodes, each where least is to do; others stay where the best plan has them."""
