@@ -230,3 +230,21 @@ def test_a_cell_of_a_table_is_no_formula_and_has_no_escapes() -> None:
     rows = list(csv.DictReader(csv_of([{"variant": "=1+1", "ms": -2.5}, {"variant": "\x1b[2J", "ms": 1}]).splitlines()))
     assert [row["variant"] for row in rows] == ["'=1+1", "\ufffd[2J"]
     assert [row["ms"] for row in rows] == ["-2.5", "1"]
+
+
+def test_what_errors_do_not_tell_from_the_best_is_tied_in_text_json_and_tables() -> None:
+    """The same comparison as that of `compare`: errors that variants of one machine share tell nothing apart."""
+    found = steptime.sweep(GPT, ["8xh200-nvlink", "8xh100-nvlink", "8xa100-nvlink"], settings={"layers": [4, 12]})
+    compared = steptime.compare(found)
+    places = {id(each): place for place, each in enumerate(found.variants)}
+    best = places[id(found.fitting[0])]
+    again = steptime.compare(*(found.variants[at].document for at in (best, *range(len(found.variants)))))
+    expected = {at for at, each in enumerate(again.differences[1:]) if not each.certain and at != best}
+    assert 0 < len(expected) < len(found.variants) - 1
+    assert {places[id(each)] for each in found.tied} == expected == set(found.to_dict()["tied"])
+    assert {at for at, row in enumerate(found.rows()) if row["tied"]} == expected
+    assert len(compared.items) == len(found.variants)
+    heads, rows = table_cells(found, found.variants)
+    steps = [row[heads.index("step\nms")] for row in rows]
+    assert {at for at, cell in enumerate(steps) if cell.endswith("=")} == expected
+    assert "Tied" in dict(best_lines(found))

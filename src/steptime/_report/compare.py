@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import re
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from steptime._files import write_output
 from steptime._notices import Notices
-from steptime._plan.chances import MEASURED_OWN_ERROR, OWN_ERROR, ratios
 from steptime._report.answers import Prediction, plain, scalars, table_of
 from steptime._report.diff import Compared, unlike
 from steptime._report.json import SCHEMA_VERSION, Document
-from steptime._report.sweep import SweepVariant, csv_of, shared_notices, value_words
+from steptime._report.sweep import AgainstFirst, SweepVariant, csv_of, differences, shared_notices, value_words
 from steptime._sim.prediction import PredictedStep
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-Floats = npt.NDArray[np.float64]
 
 # Keys of an answer that say what was asked.
 _INPUTS = (
@@ -43,19 +35,14 @@ _INPUTS = (
 )
 _OF_JOB = ("workload", "batch", "sequence", "ranks")
 _KINDS = ("transformer", "dlrm")
-_DRAWS = 64
 # What lookups of a table are drawn from, and what configs call that.
 _OF_GENERATOR = {".generator.rows": ".rows", ".generator.pooling": ".pooling_factor", ".generator.": ".skew."}
-_RANKS = re.compile(r"^\d+x")
-# Intervals hold nine of ten: so many standard deviations to either side.
-_NINE_OF_TEN = 1.645
 
 
 @dataclass(frozen=True)
 class Item(SweepVariant):
-    """One of the answers: where it is from, what was set, and what it says."""
+    """One of the answers, with the step itself where it is at hand."""
 
-    source: str = ""
     step: PredictedStep | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -80,48 +67,6 @@ class Item(SweepVariant):
                 yield from _as_in_files({key: value for key, value in meta[kind].items() if key not in ("kind", "name")})
         if isinstance(meta.get("plan"), Mapping):
             yield from _flat({"plan": meta["plan"]})
-
-    @property
-    def own_error(self) -> float:
-        """What its prediction is off by for itself, beside errors that answers about one machine share; none as recorded."""
-        if self.document.get("platform") is None:
-            return 0.0
-        verdict = self.document.get("verdict")
-        certainty = verdict.get("certainty") if isinstance(verdict, Mapping) else None
-        return MEASURED_OWN_ERROR if isinstance(certainty, Mapping) and certainty.get("measured") else OWN_ERROR
-
-    def draws(self) -> Floats:
-        """The time of a sample, or of a step, once per draw. Those of one machine share their errors; others have their own."""
-        times = np.asarray(self.document.get("draws_ms") or (), dtype=np.float64)
-        if len(times) != _DRAWS:
-            low, high = np.log(self.interval_ms)
-            spread = np.exp((high - low) / (2 * _NINE_OF_TEN) * self._normal())
-            return np.asarray(self.step_time_ms * spread)
-        machine = _RANKS.sub("", str(self.document.get("platform")))
-        return times[np.random.default_rng(zlib.crc32(machine.encode())).permutation(_DRAWS)]
-
-    def _normal(self) -> Floats:
-        drawn = np.random.default_rng(zlib.crc32(f"{self.source} {self.step_time_ms}".encode())).standard_normal(_DRAWS)
-        return np.asarray((drawn - drawn.mean()) / drawn.std())
-
-
-@dataclass(frozen=True)
-class AgainstFirst:
-    """One answer against the first: how many times as long it takes for the same work, and how sure that is."""
-
-    ratio: float
-    interval: tuple[float, float]
-    p_faster: float
-
-    @property
-    def certain(self) -> bool:
-        """Whether nine of ten draws are on the same side."""
-        low, high = self.interval
-        return low > 1.0 or high < 1.0
-
-    def to_dict(self) -> Document:
-        """Plain values."""
-        return {"ratio": self.ratio, "interval": list(self.interval), "p_faster": self.p_faster, "certain": self.certain}
 
 
 @dataclass(frozen=True, repr=False)
@@ -183,14 +128,7 @@ class ComparedAnswers:
     @cached_property
     def differences(self) -> tuple[AgainstFirst, ...]:
         """Of each item to the first."""
-        amounts = [float(each.document["batch"]) if self.per_sample else 1.0 for each in self.items]
-        times = [each.step_time_ms / amount for each, amount in zip(self.items, amounts, strict=True)]
-        draws = [each.draws() / amount for each, amount in zip(self.items, amounts, strict=True)]
-        found = ratios(times, draws, [each.own_error for each in self.items])
-        return tuple(
-            AgainstFirst(time / times[0], (min(low, time / times[0]), max(high, time / times[0])), shorter)
-            for time, (low, high, shorter) in zip(times, found, strict=True)
-        )
+        return differences(self.items, per_sample=self.per_sample)
 
     def to_dict(self) -> Document:
         """What `steptime compare --json` writes."""

@@ -7,14 +7,14 @@ from typing import Any
 
 from rich.console import Console
 
-from steptime._report.compare import AgainstFirst, ComparedAnswers
+from steptime._report.compare import ComparedAnswers
 from steptime._report.cost import money
 from steptime._report.diff import diff_sections, print_parts
 from steptime._report.html.markup import Markup, table, tag
 from steptime._report.html.static import section, static_page
 from steptime._report.html.summary import notice_list
 from steptime._report.layout import print_heading, print_line, print_notices, print_numbers, print_section
-from steptime._report.sweep import value_words
+from steptime._report.sweep import AgainstFirst, value_words
 from steptime._report.sweep_text import around_words, cost_head, memory_words, print_table
 from steptime._report.words import percent, rate, time_ms
 

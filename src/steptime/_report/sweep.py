@@ -6,15 +6,20 @@ import csv
 import io
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from steptime._files import output, write_output
 from steptime._models.memory.fit import first_with_margin
 from steptime._notices import Basis, Caveat, Notices
+from steptime._plan.chances import MEASURED_OWN_ERROR, OWN_ERROR, ratios
 from steptime._report.answers import scalars, table_of
 from steptime._report.json import SCHEMA_VERSION, Document
 from steptime._report.words import time_ms
@@ -25,12 +30,19 @@ if TYPE_CHECKING:
 
     from steptime._report.answers import Prediction
 
+Floats = npt.NDArray[np.float64]
+
 PLATFORM, VARIANT = "platform", "variant"
 _NUMBERS = re.compile(r"\d[\d.,]*")
 # A spreadsheet takes a cell that begins so for a formula.
 _FORMULA = ("=", "+", "-", "@")
 # Values of a setting that a line about several variants names.
 _VALUES_NAMED = 6
+_DRAWS = 64
+_COMPARED_AT_ONCE = 256
+_RANKS = re.compile(r"^\d+x")
+# Intervals hold nine of ten: so many standard deviations to either side.
+_NINE_OF_TEN = 1.645
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,7 @@ class SweepVariant:
     settings: Mapping[str, Any]
     document: Document = field(repr=False)
     again: Callable[[], Prediction] | None = field(default=None, repr=False, compare=False)
+    source: str = ""  # where it was read from
 
     @cached_property
     def prediction(self) -> Prediction:
@@ -105,12 +118,66 @@ class SweepVariant:
         keys = ("cost_per_trillion_tokens", "cost_per_million_samples", "cost_per_step")
         return next((self.document[key] for key in keys if self.document.get(key) is not None), None)
 
+    @property
+    def own_error(self) -> float:
+        """What its prediction is off by for itself, beside errors that answers about one machine share; none as recorded."""
+        if self.document.get("platform") is None:
+            return 0.0
+        verdict = self.document.get("verdict")
+        certainty = verdict.get("certainty") if isinstance(verdict, Mapping) else None
+        return MEASURED_OWN_ERROR if isinstance(certainty, Mapping) and certainty.get("measured") else OWN_ERROR
+
+    def draws(self) -> Floats:
+        """The time of a sample, or of a step, once per draw. Those of one machine share their errors; others have their own."""
+        times = np.asarray(self.document.get("draws_ms") or (), dtype=np.float64)
+        if len(times) != _DRAWS:
+            low, high = np.log(self.interval_ms)
+            spread = np.exp((high - low) / (2 * _NINE_OF_TEN) * self._normal())
+            return np.asarray(self.step_time_ms * spread)
+        machine = _RANKS.sub("", str(self.document.get("platform")))
+        return times[np.random.default_rng(zlib.crc32(machine.encode())).permutation(_DRAWS)]
+
+    def _normal(self) -> Floats:
+        drawn = np.random.default_rng(zlib.crc32(f"{self.source} {self.step_time_ms}".encode())).standard_normal(_DRAWS)
+        return np.asarray((drawn - drawn.mean()) / drawn.std())
+
     def to_dict(self) -> Document:
         """Settings and the keys of a prediction."""
         return {"settings": dict(self.settings), **self.document}
 
 
 _Variant = TypeVar("_Variant", bound=SweepVariant)
+
+
+@dataclass(frozen=True)
+class AgainstFirst:
+    """One answer against the first: how many times as long it takes for the same work, and how sure that is."""
+
+    ratio: float
+    interval: tuple[float, float]
+    p_faster: float
+
+    @property
+    def certain(self) -> bool:
+        """Whether nine of ten draws are on the same side."""
+        low, high = self.interval
+        return low > 1.0 or high < 1.0
+
+    def to_dict(self) -> Document:
+        """Plain values."""
+        return {"ratio": self.ratio, "interval": list(self.interval), "p_faster": self.p_faster, "certain": self.certain}
+
+
+def differences(variants: Sequence[SweepVariant], *, per_sample: bool) -> tuple[AgainstFirst, ...]:
+    """Of each to the first, for the same work; errors that answers about one machine share cancel."""
+    amounts = [float(each.document["batch"]) if per_sample else 1.0 for each in variants]
+    times = [each.step_time_ms / amount for each, amount in zip(variants, amounts, strict=True)]
+    draws = [each.draws() / amount for each, amount in zip(variants, amounts, strict=True)]
+    found = ratios(times, draws, [each.own_error for each in variants])
+    return tuple(
+        AgainstFirst(time / times[0], (min(low, time / times[0]), max(high, time / times[0])), shorter)
+        for time, (low, high, shorter) in zip(times, found, strict=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -160,6 +227,18 @@ class Predictions(Sequence["Prediction"]):
     def fitting(self) -> tuple[SweepVariant, ...]:
         """Those that fit, or of which nobody knows, best first."""
         return tuple(each for each in self.ranked if each.fits is not False)
+
+    @cached_property
+    def tied(self) -> tuple[SweepVariant, ...]:
+        """Those that fit and that errors do not tell from the best, best first."""
+        best, others = self.fitting[:1], self.fitting[1:]
+        per_sample = all(each.samples_per_s is not None for each in self.fitting)
+        found: list[SweepVariant] = []
+        for at in range(0, len(others), _COMPARED_AT_ONCE):
+            some = others[at : at + _COMPARED_AT_ONCE]
+            against = differences((*best, *some), per_sample=per_sample)[1:]
+            found += [each for each, difference in zip(some, against, strict=True) if not difference.certain]
+        return tuple(found)
 
     @property
     def with_room(self) -> SweepVariant | None:
@@ -224,14 +303,16 @@ class Predictions(Sequence["Prediction"]):
         return f"left out: {self._which(alike)}: {some}{alike[0].reason}"
 
     def _which(self, alike: Sequence[SweepVariant | LeftOutVariant]) -> str:
-        """Variants by the settings that they share."""
-        words = []
+        """Variants by the settings that they share, and how many they are where others share these too."""
+        words: list[str] = []
+        those: list[SweepVariant | LeftOutVariant] = [*self.variants, *self.left_out]
         for name, known in self.varied.items():
-            there = list({repr(each.settings.get(name)): each.settings.get(name) for each in alike}.values())
+            there = {repr(each.settings.get(name)): each.settings.get(name) for each in alike}
+            those = [each for each in those if repr(each.settings.get(name)) in there]
             if len(there) < len(known):
-                shown = ", ".join(value_words(value) for value in there[:_VALUES_NAMED])
+                shown = ", ".join(value_words(value) for value in [*there.values()][:_VALUES_NAMED])
                 words.append(f"{name} {shown}{', ...' * (len(there) > _VALUES_NAMED)}")
-        return ("" if len(alike) == 1 else f"{len(alike):,} variants, ") + ("; ".join(words) or "all")
+        return f"{len(alike):,} variants, " * (len(those) > len(alike) > 1) + ("; ".join(words) or "all")
 
     def to_dict(self) -> Document:
         """What `steptime sweep --json` writes."""
@@ -242,6 +323,7 @@ class Predictions(Sequence["Prediction"]):
             "schema_version": SCHEMA_VERSION,
             "best": places[id(self.fitting[0])] if self.fitting else None,
             "cheapest": None if cheapest is None else places[id(cheapest)],
+            "tied": [places[id(each)] for each in self.tied],
             "best_by_platform": {name: places[id(each)] for name, each in self.best_by_platform.items()},
             "front": fronts,
             "variants": [each.to_dict() for each in self.variants],
@@ -265,6 +347,7 @@ class Predictions(Sequence["Prediction"]):
             row = {name: value_words(value) if name in texts and value is not None else value for name, value in values.items()}
             more: Document = {"interval_low_ms": low, "interval_high_ms": high}
             more |= {"peak_bytes": each.peak_bytes, "fits": each.fits, "tight": each.tight}
+            more["tied"] = any(each is other for other in self.tied)
             more |= {f"on_{name}_front": id(each) in known for name, known in fronts.items()}
             rows.append({**row, **{key: value for key, value in scalars(each.document).items() if key not in row}, **more})
         return rows

@@ -24,7 +24,8 @@ from steptime._units import size_words
 
 # Rows of the table; files have all.
 _SHOWN = 40
-_ON_FRONT, _NO_FIT, _TIGHT = "*", "!", "~"
+_ON_FRONT, _NO_FIT, _TIGHT, _TIED = "*", "!", "~", "="
+_TIED_NAMED = 3
 _LEAST = "MFU"  # left out where a table is too wide
 # What tables call settings.
 _NAMES = {"what_if": "what if", "power_cap_w": "power\ncap, W", "plan_file": "plan"}
@@ -70,6 +71,10 @@ def best_lines(answer: Predictions) -> list[tuple[str, str]]:
             ("Fits", f"none of {len(answer):,}; the smallest, {_named(answer, least)}, needs {needs} of {_capacity(least)}")
         ]
     lines = [("Best", f"{_named(answer, fitting[0])}: {variant_words(fitting[0])}")]
+    if answer.tied:
+        named = "; ".join(_named(answer, each) for each in answer.tied[:_TIED_NAMED])
+        more = f" and {len(answer.tied) - _TIED_NAMED:,} more" if len(answer.tied) > _TIED_NAMED else ""
+        lines.append(("Tied", f"errors do not tell it from {named}{more}"))
     roomy = answer.with_room
     if roomy is not None:
         lines.append(("With room", f"{_named(answer, roomy)}: {variant_words(roomy)}"))
@@ -90,6 +95,7 @@ def order_words(answer: Predictions) -> str:
     unit = "samples" if any(each.samples_per_s is not None for each in answer.variants) else "steps"
     behind = f", then ({_NO_FIT}) what does not fit" if any(each.fits is False for each in answer.variants) else ""
     behind += f"; {_TIGHT} barely fits" if any(each.tight for each in answer.variants) else ""
+    behind += f"; {_TIED} tied with the best" if answer.tied else ""
     return f"most {unit} per second first{behind}; {_ON_FRONT} no other is both faster and smaller (cheaper)"
 
 
@@ -136,13 +142,14 @@ def table_cells(answer: Predictions, variants: Sequence[SweepVariant]) -> tuple[
     heads = [*(_NAMES.get(name, name.replace(".", ".\n") if len(name) > 10 else name) for name in varied)]
     heads += ["step\nms", "90 %\ninterval", "tokens/s" if tokens else "samples/s", _LEAST, "memory"]
     heads += [cost_head(answer.variants[0])]
-    rows = []
+    rows, tied = [], {id(each) for each in answer.tied}
     for each in variants:
         speed = each.tokens_per_s if tokens else each.samples_per_s
         mfu = each.document.get("mfu")
         row = [_cell(each.settings.get(name)) if name in each.settings else "" for name in varied]
-        row += [time_ms(each.step_time_ms), around_words(each), "" if speed is None else rate(speed)]
-        row += ["" if mfu is None else f"{100 * mfu:.1f} %", memory_words(each) + _ON_FRONT * (id(each) in fronts["memory"])]
+        row += [time_ms(each.step_time_ms) + _TIED * (id(each) in tied), around_words(each)]
+        row += ["" if speed is None else rate(speed), "" if mfu is None else f"{100 * mfu:.1f} %"]
+        row += [memory_words(each) + _ON_FRONT * (id(each) in fronts["memory"])]
         row += ["" if each.cost is None else money(each.cost) + _ON_FRONT * (id(each) in fronts["cost"])]
         rows.append(row)
     shown = [at for at in range(len(heads)) if any(row[at] for row in rows)]
