@@ -19,6 +19,7 @@ import steptime
 from steptime._capture.child import Child
 from steptime._capture.outcome import PROGRAM, Outcome, ScriptTask
 from steptime._capture.watch import FoundError
+from steptime._notices import Caveat
 from steptime._program.load import load
 from steptime._program.program import Program
 
@@ -244,6 +245,37 @@ for _ in range(9):
     assert outcome.error == ""
 
 
+BESIDE = """
+import reading
+@torch.jit.script
+def never(x):
+    return x + 1
+@torch.jit.script
+def always(x):
+    return x + 1
+@torch.compile(mode="max-autotune")
+def neither(x):
+    return x + 1
+labels = torch.arange(4).to(device)
+for _ in range(8):
+    loss = model(always(x)).sum()
+    reading.read(loss)
+    correct = (model(x).topk(2, dim=1)[1][:, 0] == labels).sum()
+    correct.item()
+    optimizer.step()
+"""
+
+
+def test_what_is_told_is_of_what_ran(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "reading.py").write_text("def read(x):\n    return float(x)\n")
+    outcome, _ = run(TRAINING + BESIDE)
+    assert outcome.error == ""
+    assert Caveat("no backward pass: nothing is trained") in outcome.messages
+    assert any(said.startswith("reading.py:2 reads") for said in outcome.messages)  # as the script's own lines
+    assert sum("torch.jit is not honoured" in said for said in outcome.messages) == 1
+    assert not any("max-autotune" in said or "--expert-skew" in said for said in outcome.messages)
+
+
 UNSEEDED = (
     TRAINING
     + """
@@ -278,6 +310,8 @@ def test_two_captures_of_a_script_are_the_same_bytes(run: Run, tmp_path: Path) -
         ("raise SystemExit('no GPU')", "train.py: left with exit code no GPU"),
         (TRAINING + "train()", "train.py: ended; 1 optimiser step and 1 backward pass were seen: an iteration is known"),
         (b"\xff\xfe\x00", "train.py: SyntaxError"),
+        ("len(3)", f"train.py: TypeError at train.py:1: .*PyTorch {re.escape(torch.__version__)} is installed"),
+        (TRAINING.replace('torch.device("cuda")', "'cpu'") + "[train() for _ in range(6)]", ".*this script never uses a GPU"),
         ("input()", "train.py: (EOFError|OSError) at train.py:1"),
     ],
 )

@@ -10,7 +10,7 @@ import numpy as np
 
 from steptime._capture.answers import remembered
 from steptime._capture.assemble import LEAF, MODE, Assembled, assembled
-from steptime._capture.device import parameters_alive, pretended
+from steptime._capture.device import pretended
 from steptime._capture.log import CommLog
 from steptime._capture.record import Recorder, observed
 from steptime._capture.refusals import in_one_line
@@ -74,8 +74,7 @@ def one_iteration(function: Callable[[], Any], recorder: Recorder, warm_up: int,
         with recorder.noting():
             data = observed(step)
     messages = (*recorder.known.said, *recorder.reads.messages(), *said)
-    parameters = parameters_alive(watch.optimizers)
-    return LoopIteration(data, recorder.notes, recorder.unnamed_bytes(), messages, parameters, recorder.kept())
+    return LoopIteration.observed(data, recorder, messages, watch.optimizers)
 
 
 def program_of_one(iteration: LoopIteration, what: str) -> Program:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ from steptime._capture.log import CommLog, Streams, TraceRange
 from steptime._capture.pinned import is_pinned, pin
 from steptime._capture.recomputed import AFTER, AGAIN, KEPT
 from steptime._capture.switches import restored
-from steptime._capture.tensors import CUDA, META, address, is_pretended, is_wrapper, wrapped
+from steptime._capture.tensors import CUDA, META, address, is_pretended, is_wrapper, use, wrapped
 from steptime._hardware.device import reference_device
 from steptime.errors import InputError
 
@@ -174,6 +175,9 @@ def pretended(log: CommLog, *, devices: int = 1) -> Iterator[Streams]:
         stack.enter_context(patch.object(checkpoint, "_recomputation_hook", _Recomputation))
         stack.enter_context(patch.object(checkpoint._CachedTorchDispatchMode, "__torch_dispatch__", _answered))
         stack.enter_context(patch.object(DeviceNames, "streams", streams))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", "Converting a tensor with requires_grad=True to a scalar")  # it would name this file
+        use.named = False
         stack.enter_context(DeviceNames())
         yield streams
 
@@ -204,11 +208,11 @@ def _answered(*args: Any, **kwargs: Any) -> Any:
 
 def translated(device: Any) -> Any:
     """What C++ calls a device: `meta` where it is CUDA, by name or number, else the same."""
-    if type(device) is int:
+    cuda = type(device) is int or (isinstance(device, str) and device.startswith("cuda"))
+    if cuda or (isinstance(device, torch.device) and device.type == "cuda"):
+        use.named = True
         return META
-    if isinstance(device, str) and device.startswith("cuda"):
-        return META
-    return META if isinstance(device, torch.device) and device.type == "cuda" else device
+    return device
 
 
 class DeviceNames(TorchFunctionMode):
@@ -248,6 +252,7 @@ def _type(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _to_cuda(_: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    use.named = True
     return args[0].to(META, non_blocking=kwargs.get("non_blocking", False))
 
 

@@ -217,8 +217,10 @@ class Known:
         """What an op that hands numbers to the host says, if they are known: one value; else nothing."""
         if not self.knows(args, kwargs):
             return ()
-        self._say(args, kwargs)
-        return (self.computed(func, args, kwargs),)
+        told = self.computed(func, args, kwargs)
+        if isinstance(told, torch.Tensor) and told.numel() > 1:  # one number of a metric sends nothing to experts
+            self._say(args, kwargs)
+        return (told,)
 
     def picked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
         """What an op makes whose shape depends on numbers, and whether they were known; else everything is picked."""

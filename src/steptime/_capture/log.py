@@ -163,7 +163,8 @@ class CommLog:
 _TORCH = str(Path(torch.__file__).parent)
 
 
-def _of_torch(file: str) -> bool:
+def of_torch(file: str) -> bool:
+    """Whether a file is one of PyTorch's."""
     return file.startswith(_TORCH)
 
 
@@ -239,7 +240,7 @@ class PretendedStream(_Idle):
         super().__init__(streams)
         self.number = getattr(streams, "count", 0)
         streams.count = self.number + 1
-        self.own = not _of_torch(sys._getframe(2).f_code.co_filename)
+        self.own = not of_torch(sys._getframe(2).f_code.co_filename)
         self.device = 0
         self.stream_id = self.cuda_stream = self.number
         self.priority = 0

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from steptime._capture.tensors import use
 from steptime.errors import InputError, SteptimeError
 
 _OWN = str(Path(__file__).parent.parent)
@@ -45,10 +46,17 @@ def innermost_line(frame: FrameType | None) -> str:
 
 def on_two_devices(name: str, away: torch.Tensor) -> InputError:
     """What to say where an op takes a tensor of the CPU together with one of the device, and may not."""
+    if not use.named:
+        return no_gpu()
     return InputError(
         f"{_at_line(name)}: takes a tensor of the CPU {list(away.shape)} together with one of the GPU; "
         "move model and inputs to the device that the function is given ('cuda')"
     )
+
+
+def no_gpu() -> InputError:
+    """What to say of a script for the CPU alone."""
+    return InputError("this script never uses a GPU; move model and data to 'cuda'")
 
 
 def unknown_shape(func: Any) -> InputError:
@@ -81,7 +89,9 @@ def failure(error: BaseException, what: str) -> SteptimeError:
     text = " ".join(str(error).split())
     if isinstance(error, NotImplementedError) and "meta" in text.lower():
         text = f"{text[:_LONGEST]}; PyTorch knows no shape of its result without running it: see torch.library.register_fake"
-    return InputError(f"{what}: {type(error).__name__}{f' at {line}' if line else ''}: {text[: 2 * _LONGEST]}")
+    if isinstance(error, TypeError) or (isinstance(error, AttributeError | ImportError) and "torch" in text):
+        text = f"{text[: 2 * _LONGEST]} (PyTorch {torch.__version__} is installed)"  # the script may be of another
+    return InputError(f"{what}: {type(error).__name__}{f' at {line}' if line else ''}: {text[: 3 * _LONGEST]}")
 
 
 @contextmanager
@@ -114,4 +124,7 @@ def _line(frames: list[tuple[str, int]]) -> str:
     """The innermost line that is the user's own, or at least nobody's of PyTorch or Python."""
     others = [each for each in frames if not each[0].startswith((_OWN, _TORCH, _PYTHON, "<"))]
     own = [each for each in others if "site-packages" not in each[0]]
-    return ":".join(map(str, (own or others)[0])) if others else ""
+    if not others:
+        return ""
+    name, number = (own or others)[0]
+    return f"{name.removeprefix(f'{Path.cwd()}{os.sep}')}:{number}"

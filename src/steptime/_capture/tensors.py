@@ -50,6 +50,15 @@ def as_meta(tensor: torch.Tensor) -> torch.Tensor:
     return result
 
 
+class Use:
+    """What a script does with the device."""
+
+    named = False  # it has put something there
+
+
+use = Use()
+
+
 _PLAIN = torch._C._disabled_torch_dispatch_impl
 _INSIDE = ("_local_tensor", "elem", "_values")  # of a DTensor, of the result of a collective, of a nested tensor
 

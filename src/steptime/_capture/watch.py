@@ -6,7 +6,8 @@ within backward (an optimiser for each parameter) ends with that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
@@ -18,14 +19,15 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
-from steptime._capture.assemble import LOADING, Note
+from steptime._capture.assemble import LEAF, LOADING, Note
 from steptime._capture.compiled import region
 from steptime._capture.device import Parameters, parameters_alive
-from steptime._capture.log import TraceRange
+from steptime._capture.log import TraceRange, of_torch
 from steptime._capture.record import Observation, Recorder
-from steptime._capture.refusals import user_line
+from steptime._capture.refusals import no_gpu, user_line
 from steptime._capture.steady import SteadyLoop
-from steptime._notices import Basis
+from steptime._notices import Basis, Caveat
+from steptime._program.nesting import ENGINE
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,15 @@ class LoopIteration:
     messages: tuple[str, ...]
     parameters: Parameters = field(default_factory=Parameters)
     kept: Any = None  # what the recorder keeps besides
+
+    @classmethod
+    def observed(cls, data: bytes, recorder: Recorder, messages: Sequence[str], optimizers: Iterable[Any]) -> LoopIteration:
+        """What was observed of one, and noted by the recorder."""
+        if LEAF.encode() not in data:
+            raise no_gpu()
+        untrained = () if ENGINE.encode() in data else (Caveat("no backward pass: nothing is trained"),)
+        parameters, outside = parameters_alive(optimizers), recorder.unnamed_bytes()
+        return cls(data, recorder.notes, outside, (*untrained, *messages), parameters, recorder.kept())
 
 
 @dataclass
@@ -129,8 +140,7 @@ class LoopWatch:
         recorder, steady, length = self._recorder, self._steady, self._length
         recorder.end()
         recorder.end_calls()
-        outside, parameters = recorder.unnamed_bytes(), parameters_alive(self.optimizers)
-        self.last = LoopIteration(data, recorder.notes, outside, self._messages(), parameters, recorder.kept())
+        self.last = LoopIteration.observed(data, recorder, self._messages(), self.optimizers)
         if steady.settled(length):
             self._found(self.last)
 
@@ -211,11 +221,15 @@ def tamed(said: dict[str, None]) -> Iterator[None]:
             return following_batch(self)
 
     def not_saved(*_: Any, **__: Any) -> None:
-        said[Basis(f"{user_line()}: torch.save was skipped")] = None
+        pickled = of_torch(sys._getframe(1).f_code.co_filename)
+        skipped = "a tensor was pickled without its numbers" if pickled else "torch.save was skipped"
+        said[Basis(f"{user_line()}: {skipped}")] = None
 
     def not_scripted(model: Any = None, *_: Any, **__: Any) -> Any:
-        said[f"{user_line()}: {_NOT_SCRIPTED}"] = None
-        return model if model is not None else lambda function: function
+        if model is None:
+            return not_scripted
+        text = f"{user_line()}: {_NOT_SCRIPTED}"
+        return region.saying(model, lambda: said.setdefault(text))
 
     following_batch = _BaseDataLoaderIter.__next__
     regions = region.current()

@@ -6,6 +6,7 @@ fails, the frame runs eagerly and is named.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import warnings
@@ -79,8 +80,7 @@ class Regions:
             return model  # which has a stand-in of its own
         timed = _timed(options)
         if timed:
-            self.said[timed] = None
-            return model
+            return saying(model, lambda: self.said.setdefault(timed))
         self.prepare()
         self._idle()
         with self._environment.compiling():
@@ -224,6 +224,20 @@ class Regions:
         yield lazy, "_real_recompile", self._put_back(lazy._real_recompile)
         call = import_module("torch._inductor.output_code").CompiledFxGraph.__call__
         yield import_module("torch._inductor.output_code").CompiledFxGraph, "__call__", _ranged(call)
+
+
+def saying(function: Any, say: Callable[[], object]) -> Any:
+    """The same, which says something as soon as it is called: a function may be decorated and never be."""
+    if not inspect.isfunction(function):
+        say()
+        return function
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        say()
+        return function(*args, **kwargs)
+
+    return run
 
 
 @contextmanager
