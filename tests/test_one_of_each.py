@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from steptime._models.memory.fit import Remedy
+
 SOURCE = Path(__file__).parents[1] / "src"
 PRODUCT, LAB = "steptime", "steptime_lab"
 
@@ -16,6 +18,7 @@ PRODUCT, LAB = "steptime", "steptime_lab"
 _LIMITS = {"capacity_bytes", "limit_bytes", "memory_limit_bytes", "rank_memory_bytes", "limit", "capacity"}
 _NEEDS = {"peak_bytes", "needed_bytes", "used_bytes", "peaks", "used", "needed", "peak"}
 FIT = "_models/memory/fit.py"
+REMEDIES = {"_remedies.py", "_shard/shortage.py"}
 # Modules that may play cohorts: the core and its laws, a modelled step, a recorded one and the iterations of one.
 PLAYERS = {
     "_sim/__init__.py",  # names them for tests and benchmarks
@@ -107,6 +110,15 @@ def test_one_function_makes_what_binds_a_step() -> None:
 
 
 _THRESHOLDS = {"GPU_BOUND", "HOST_BOUND", "WIRE_BOUND"}
+
+
+def test_remedies_are_made_where_they_are_tried() -> None:
+    """A remedy has what the fullest rank needs with it, so that nobody can name one without trying it."""
+    assert {path for path, nodes in everywhere().items() if makes(nodes, "Remedy")} == REMEDIES
+    named = {path for path, nodes in modules(PRODUCT).items() if imported(nodes, "steptime._remedies") & {"Job", "sentence"}}
+    assert named == {"_api/predict.py", "_plan/shortage.py", "_shard/shortage.py"}
+    with pytest.raises(TypeError):
+        Remedy("a smaller batch")  # type: ignore[call-arg]
 
 
 def test_few_modules_play_cohorts_and_none_outside_the_simulator() -> None:

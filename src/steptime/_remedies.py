@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
-from math import prod
 from typing import Any
 
 from steptime._build.transformer.config import KIND
-from steptime._build.transformer.parallelism import DEGREES
 from steptime._build.transformer.recompute import FULL
 from steptime._hardware.device import device_names, read_device
 from steptime._models.memory.fit import Fit, Remedy, usable_bytes
@@ -83,7 +81,6 @@ class Job:
     def changes(self) -> Iterator[Remedy]:
         """Yield changes of its config."""
         again, shared, ranks = {"recompute": FULL}, self._shared(), self.workload.world_size
-        halvings = self._halvings()
         yield self._set(again, "activation checkpointing")
         if shared:
             yield self._set(shared, "parameters, gradients and optimizer state shared by the copies")
@@ -91,13 +88,16 @@ class Job:
             peaks = [(int(each["peak_bytes"]), len(self.workload.run_by(each["rank"]))) for each in self.memory["ranks"]]
             even = sum(peak * count for peak, count in peaks) // sum(count for _, count in peaks)
             yield Remedy("another placement of the tables (`steptime shard` searches), where even", self.fit.needing(even))
-        elif ranks > 1 and self._with(settings=again) is None and self._with(settings=shared or again) is None:
-            whole = {**dict.fromkeys((f"parallel.{key}" for key in DEGREES), 1), "parallel.fsdp": ranks}
-            yield self._set({**whole, **again}, "both; `steptime plan` searches for the fastest layout")
+        batch = self.workload.description.batch or 0
+        possible = range(1, min(_HALVINGS + 1, batch.bit_length()))
+        halvings = next((each for each in possible if self._with(batch=batch >> each) is not None), 0)
+        if not any(fit is not None for fit in self._known.values()):
+            whole = {f"parallel.{key}": 1 for key in self._ways} | ({"parallel.fsdp": ranks} if ranks > 1 else {})
+            settings = {**whole, **again, "gradient_accumulation": max(batch // ranks, 1)}
+            yield self._set(settings, "all of these at once; `steptime plan` searches for the fastest layout")
         if halvings:
             parts = self.workload.meta.get(KIND, {}).get("gradient_accumulation", 1) << halvings
             yield self._set({"gradient_accumulation": parts}, "as many micro-batches, one after another")
-            batch = self._batch
             size = 3 * batch >> halvings + 1
             size = size if self._with(batch=size) is not None else batch >> halvings
             yield Remedy(f"--batch {size} (of {batch:,} now)", self._with(batch=size), batch=size)
@@ -105,7 +105,7 @@ class Job:
             for settings in ({}, self._shared(count // ranks)):
                 fit = self._with(ranks=count, settings=settings)
                 if fit is not None:
-                    options = "".join(f" {self.option(key, value)}" for key, value in settings.items())
+                    options = "".join(f", {self.option(key, value)}" for key, value in settings.items())
                     yield Remedy(f"{count:,} GPUs instead of {ranks:,}{options}", fit, ranks=count, settings=settings)
                     return
 
@@ -120,11 +120,6 @@ class Job:
         if not operations_of(self.workload).again:
             words = f"activation checkpointing, which can save most of the activations ({size_words(activations)})"
             yield Remedy(words, self._without(activations))
-
-    @property
-    def _batch(self) -> int:
-        """Samples of a step; 0 where that is not known."""
-        return self.workload.description.batch or 0
 
     def _without(self, nbytes: int) -> Fit:
         return self.fit.needing(self.fit.needed_bytes - nbytes)
@@ -142,17 +137,6 @@ class Job:
         """Settings with which copies, so many times as many, share what they keep; none where there is one, or they do."""
         copies = self._ways.get("data", 1) * times
         return {} if copies < 2 or {"fsdp", "tables"} & self._ways.keys() else {"parallel.data": 1, "parallel.fsdp": copies}
-
-    def _halvings(self) -> int:
-        """How often the batch has to be halved, found by halving the number of times; 0 where no such batch fits."""
-        copies = prod(self._ways.get(kind, 1) for kind in ("data", "fsdp"))
-        low, high = 0, min(_HALVINGS, (self._batch // copies).bit_length() - 1)
-        if high < 1 or self._with(batch=self._batch >> high) is None:
-            return 0
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._with(batch=self._batch >> middle) is not None else (middle, high)
-        return high
 
     def _with(self, **change: Any) -> Fit | None:
         """What the fullest rank of the changed job needs, where that fits; ranks stay as many unless they are what changes."""

@@ -116,6 +116,15 @@ def test_whatever_is_said_to_help_does() -> None:
     assert wrong_in(document, "predict") == []
 
 
+def test_changes_that_are_enough_together_alone_are_named_together() -> None:
+    source, platform, limit = CONFIGS / "gpt2-ddp.toml", "8xh100-nvlink", 5 * 10**9
+    found = steptime.predict(source, platform, ranks=4, batch=64, memory_bytes=limit)
+    settings = found.helps[0].settings
+    assert settings == {"parallel.data": 1, "parallel.fsdp": 4, "recompute": "full", "gradient_accumulation": 16}
+    options = {"ranks": 4, "batch": 64, "memory_bytes": limit, "suggest": False}
+    assert steptime.predict(source, platform, settings=settings, **options).fits  # type: ignore[arg-type]
+
+
 def _kind(remedy: Remedy) -> str:
     return next((kind for kind in ("ranks", "batch", "settings") if getattr(remedy, kind)), "limit")
 
