@@ -20,6 +20,8 @@ CASES = 3_000
 NEAR = {kind for kind in KINDS if kind.startswith("near-")}
 OF_NEAR = 40
 OF_A_KIND = -(-(CASES - OF_NEAR * len(NEAR)) // (len(KINDS) - len(NEAR)))
+# What fitted models, captured sizes and patterns may do was read for longer than it was damaged.
+OF_FITTED = {"device-models": 125, "power-model": 125, "huge-sizes": 125, "pattern": 125}
 QUICK = 8
 
 
@@ -41,7 +43,7 @@ def test_damaged_inputs_give_an_answer_or_one_clear_line(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_damaged_inputs_give_an_answer_or_one_clear_line(kind: str) -> None:
     # Damage that always ends in an error would test little.
-    count = OF_NEAR if kind in NEAR else OF_A_KIND
+    count = OF_NEAR if kind in NEAR else OF_FITTED.get(kind, OF_A_KIND)
     assert outcomes(kind, range(QUICK, count)).count("answer") >= OF_A_KIND // 50
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from steptime._models.engine.archive import Archive, write_archive
 from steptime._models.engine.stored import Floats, Longs, pack, stored, unpack
 from steptime.errors import InputError
 
@@ -110,3 +112,22 @@ def test_an_array_that_a_file_lacks_is_one_line_when_it_is_needed() -> None:
     assert "latency" not in model.arrays
     with pytest.raises(InputError, match="lacks 'latency'"):
         model.arrays["latency"]
+
+
+def test_arrays_that_were_not_fitted_together_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "models.npz"
+    write_archive(file, {}, {"a": {"x": np.arange(3.0), "y": np.arange(4.0)}})
+    assert set(Archive.open(file).part("a")) == {"x", "y"}
+    with np.load(file) as arrays:
+        whole = dict(arrays)
+    for changed in ({"a/y": np.arange(5.0)}, {"a/y": None}, {"a/z": np.arange(4.0)}):
+        kept = {name: array for name, array in {**whole, **changed}.items() if array is not None}
+        np.savez(file, **kept)
+        with pytest.raises(InputError, match="not those that were fitted together"):
+            Archive.open(file)
+
+
+def test_the_same_models_are_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a.npz", "b.npz"):
+        write_archive(tmp_path / name, {"seed": 1}, {"a": {"x": np.arange(3.0)}})
+    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()

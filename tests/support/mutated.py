@@ -94,6 +94,12 @@ def mutated_number(tree: Any, draw: random.Random) -> Any:
     return _replaced(tree, path, int(scaled) if isinstance(value, int) else scaled)
 
 
+def with_number(tree: Any, draw: random.Random, numbers: Sequence[int | float]) -> Any:
+    """One number anywhere in a JSON document replaced by one of these."""
+    places = list(_numbers(tree, ()))
+    return _replaced(tree, draw.choice(places)[0], draw.choice(numbers)) if places else tree
+
+
 def _numbers(tree: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], int | float]]:
     if isinstance(tree, dict | list):
         for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):

@@ -105,7 +105,7 @@ _TINY = "\n".join(toml_lines({**PLAIN, "kind": "transformer", "layers": 2}))
 _TINY_DLRM = DLRM.replace("ranks = 2", "ranks = 1").split("[plan]")[0]
 
 
-def _tiny(draw: random.Random) -> tuple[Any, tuple[str, ...]]:
+def tiny_capture(draw: random.Random) -> tuple[Any, tuple[str, ...]]:
     text = draw.choice((_TINY, _TINY, _TINY_DLRM))
     return json.loads(_small(draw.choice(("default", "reduce-overhead")), text)), (
         "--platform",
@@ -130,7 +130,7 @@ def _texts(document: Any) -> list[tuple[list[Any], int]]:
 
 def saved_step(draw: random.Random) -> Case:
     """A captured step that was saved: texts of kernels mostly, sometimes the rest of it."""
-    document, machine = _tiny(draw)
+    document, machine = tiny_capture(draw)
     if draw.random() < 0.8:
         for holder, key in draw.sample(_texts(document), draw.choice((1, 1, 3))):
             text = damaged_json(draw, json.loads(holder[key]))

@@ -1,8 +1,14 @@
-"""Fitted forms in a file: arrays by part and name, and the recipe as JSON. Reading one executes nothing."""
+"""Fitted forms in a file: arrays by part and name, and the recipe as JSON. Reading one executes nothing.
+
+A digest of all arrays is written last. Arrays that belong together have sizes that no reader could check one by one: a file of
+which some were lost or replaced is refused as a whole.
+"""
 
 from __future__ import annotations
 
 import ast
+import hashlib
+import io
 import json
 import struct
 import zipfile
@@ -23,7 +29,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 SCHEMA_VERSION = 1
-_RECIPE, _PARTS = "recipe", "parts"
+_RECIPE, _PARTS, _DIGEST = "recipe", "parts", "digest"
 # Of a member of a zip file the bytes before its name, and of an array in NumPy's format 1.0 those before its description.
 _LOCAL_HEADER, _HEADER, _MAGIC = 30, 10, b"\x93NUMPY\x01\x00"
 
@@ -34,8 +40,23 @@ def write_archive(file: Path, recipe: Mapping[str, Any], parts: Mapping[str, Arr
     arrays: dict[str, Array] = {_RECIPE: np.asarray(json.dumps(text))}
     for part, named in sorted(parts.items()):
         arrays |= {f"{part}/{name}": array for name, array in sorted(named.items())}
-    with whole(file) as unfinished, unfinished.open("wb") as stream:
+    with whole(file) as unfinished, unfinished.open("w+b") as stream:
         np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
+        add_digest(stream)
+
+
+def add_digest(stream: BinaryIO) -> None:
+    """Write the digest of the arrays that a file has."""
+    with zipfile.ZipFile(stream, "a") as archive:
+        text = io.BytesIO()
+        np.save(text, np.asarray(_digest({each.filename.removesuffix(".npy"): each for each in archive.infolist()})))
+        archive.writestr(zipfile.ZipInfo(f"{_DIGEST}.npy"), text.getvalue())
+
+
+def _digest(members: Mapping[str, zipfile.ZipInfo]) -> str:
+    """Names, sizes and checksums of all arrays in one text."""
+    listed = sorted((name, each.file_size, each.CRC) for name, each in members.items() if name != _DIGEST)
+    return hashlib.sha256(repr(listed).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -49,7 +70,10 @@ class Archive:
     @classmethod
     def open(cls, file: Path) -> Archive:
         """Reads the recipe and the names."""
-        content = _read(file, lambda name: name == _RECIPE)
+        content = _read(file, lambda name: name in (_RECIPE, _DIGEST))
+        members = _members(file, file.stat().st_mtime_ns)
+        if _DIGEST in content and str(content[_DIGEST]) != _digest(members):
+            raise InputError(f"{file}: some of its arrays are not those that were fitted together; fit again")
         try:
             recipe = json.loads(str(content[_RECIPE]))
         except (KeyError, ValueError) as error:
