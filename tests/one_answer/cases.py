@@ -145,10 +145,10 @@ def recording(name: str, platform: str | None = None) -> list[str]:
     return [f"examples/{name}", *(["--platform", platform] if platform else [])]
 
 
-def sharded(name: str) -> tuple[list[str], list[str]]:
-    """The words behind `shard` that search, and those that name the machine."""
+def sharded(name: str) -> tuple[list[str], list[str], list[str]]:
+    """The words behind `shard` that search, those that name the machine, and those with the memory that the task allows."""
     task, platform, *options = _SHARDED[name].split()
-    return [task, *options], ["--platform", platform]
+    return [task, *options], ["--platform", platform], ["--memory", "30GB"]
 
 
 def capture_file(name: str) -> Path:

@@ -242,15 +242,21 @@ def test_variants_of_a_sweep_are_what_predict_says_of_them(case: str) -> None:
         listed_in(text, variant)
 
 
-@pytest.mark.xfail(strict=True, reason="shard estimates steps and memory that predict plays")
 @pytest.mark.parametrize("case", slow_unless(("quarters",), list(SHARDED)))
 def test_plans_of_a_search_are_what_predict_says_of_them(case: str, tmp_path: Path) -> None:
-    words, machine = sharded(case)
+    words, machine, memory = sharded(case)
+    page, plans = tmp_path / "page.html", tmp_path / "plans.json"
     found = answered(["shard", *words, *machine])
-    file = tmp_path / "plans.json"
-    file.write_text(json.dumps(found), encoding="utf-8")
-    best = predicted([words[0], *machine, "--plan", str(file)])
+    plans.write_text(json.dumps(found), encoding="utf-8")
+    best = predicted([words[0], *machine, *memory, "--plan", str(plans)])
     same(best, {**found, "memory": {"peak_bytes": max(rank["used_bytes"] for rank in found["ranks"])}})
-    rules = {rule: step for rule, step in found["rules"].items() if step is not None}
-    for rule, step in rules.items():
-        assert predicted([words[0], *machine, "--set", f"rule={rule}"])["step_time_ms"] == step, rule
+    shown = facts.shown(best)
+    assert facts.differences(shown, facts.of_text(printed(["shard", *words, *machine, "--html", str(page)]))) == {}
+    assert facts.differences(shown, facts.of_page(page.read_text(encoding="utf-8"))) == {}
+
+    given = {plan["name"]: plan for plan in answered(["shard", words[0], *machine, "--evaluate", str(plans)])["plans"]}
+    for number, plan in enumerate([found["best"], *found["alternatives"]]):
+        assert given[f"alternative {number}" if number else "best"]["step_time_ms"] == plan["step_time_ms"]
+    assert given["best"]["interval_ms"] == found["best"]["interval_ms"]
+    for rule, step in found["rules"].items():
+        assert step in (None, predicted([words[0], *machine, "--set", f"rule={rule}"])["step_time_ms"]), rule
