@@ -51,6 +51,14 @@ def test_what_is_left_out_has_a_default() -> None:
     assert (found.ranks, found.plan, found.rule) == (None, None, None)
 
 
+def test_tables_that_say_nothing_of_their_lookups_are_looked_up_evenly_with_the_line_to_write() -> None:
+    found = dlrm_of(config(tables=[table("a"), table("b", skew=None)]))
+    assert found.model.tables[1].generator.kind == "uniform"
+    (note,) = found.notes
+    assert "1 tables without skew or statistics" in note and "'b'" in note and "skew = { kind =" in note
+    assert dlrm_of(config()).notes == ()
+
+
 def test_tables_of_one_skew_are_drawn_apart() -> None:
     first, second = dlrm_of(config()).model.tables
     assert first.generator.seed != second.generator.seed
@@ -126,7 +134,6 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (config(tables=[table(pooling_factor=float("inf"))]), "pooling_factor is inf"),
     (config(tables=[table(poling_factor=3)]), "did you mean 'pooling_factor'?"),
     (config(tables=[table(name=None)]), "tables[0]: 'name' is missing"),
-    (config(tables=[table(skew=None)]), "has neither skew nor statistics"),
     (config(tables=[table(statistics=HISTOGRAM)]), "has both skew and statistics"),
     (config(tables=[table(skew={"kind": "pareto"})]), "kind is 'pareto'; expected uniform or power"),
     (config(tables=[table(skew={"alpha": 2})]), "'kind' is missing"),

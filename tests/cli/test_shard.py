@@ -139,3 +139,20 @@ def test_what_a_user_can_cause_is_one_line(
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("train.py", "print()", "or `steptime predict` for a script"),
+        ("decoder.toml", 'kind = "transformer"', "a transformer has no tables to place; `steptime plan`"),
+    ],
+)
+def test_what_is_no_task_is_told_which_command_takes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str, said: str
+) -> None:
+    file = tmp_path / name
+    file.write_text(content, encoding="utf-8")
+    assert run(["shard", str(file), *PLATFORM]) == 2
+    found = capsys.readouterr().err
+    assert said in found and found.count("\n") == 1

@@ -10,7 +10,7 @@ import pytest
 
 from steptime._build.config_values import Overrides
 from steptime._build.dlrm.constraints import Constraints
-from steptime._build.dlrm.plan import COLUMN_WISE, ROW_WISE, TABLE_WISE
+from steptime._build.dlrm.plan import DATA_PARALLEL, KINDS, ROW_WISE, TABLE_ROW_WISE, TABLE_WISE
 from steptime._platforms.platform import Platform
 from steptime._shard.memory import rank_limit
 from steptime._shard.task import Task, read_task
@@ -47,7 +47,7 @@ def task(tmp_path: Path, text: str, name: str = "task.toml", **asked: Any) -> Ta
 def test_a_config_without_ranks_takes_the_platforms_and_says_nothing(tmp_path: Path) -> None:
     found = task(tmp_path, CONFIG)
     assert (found.ranks, found.notes, found.doubts) == (4, (), ())
-    assert found.allowed(0) == (TABLE_WISE, COLUMN_WISE)
+    assert found.allowed(0) == KINDS
 
 
 def test_constraints_are_read(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_constraints_of_a_list_that_make_no_sense_are_one_line(tmp_path: Path, c
 def test_headroom_leaves_a_share_of_memory_free(tmp_path: Path) -> None:
     limits = Platform.load("4xh200-quarter-loopback").device.limits
     given = task(tmp_path, CONFIG + "[constraints]\nheadroom = 0.25\nmemory_bytes = 1_000_000_000\n").constraints
-    assert rank_limit(limits, 4, given) == (750_000_000, 0)
+    assert rank_limit(limits, 4, given)[0] == 750_000_000
     free, outside = rank_limit(limits, 4, Constraints())
     assert rank_limit(limits, 4, Constraints(headroom=0.5)) == (free // 2, outside)
     with pytest.raises(InputError, match="headroom is 1; expected a number of 0 or more, at most"):
@@ -192,7 +192,7 @@ def test_bad_input_is_one_line_that_says_where(tmp_path: Path, name: str, text: 
 
 def test_dot_interactions_keep_vectors_whole(tmp_path: Path) -> None:
     dot = CONFIG.replace('"cat"', '"dot"').replace("bottom = [16]", "bottom = [32]").replace("dim = 16", "dim = 32")
-    assert task(tmp_path, dot).allowed(0) == (TABLE_WISE,)
+    assert task(tmp_path, dot).allowed(0) == (TABLE_WISE, ROW_WISE, DATA_PARALLEL, TABLE_ROW_WISE)
     assert task(tmp_path, dot + '[constraints]\nkinds = ["row_wise", "column_wise"]\n').allowed(0) == (ROW_WISE,)
-    with pytest.raises(InputError, match="modelled for whole vectors"):
+    with pytest.raises(InputError, match="takes whole vectors"):
         task(tmp_path, dot + '[constraints]\nkinds = ["column_wise"]\n')

@@ -47,12 +47,16 @@ def read_dlrm_config(path: Path, overrides: Overrides) -> DlrmConfig:
         _check_unset(path, overrides)
         return listed_tables(read_text(path, "a list of tables"), str(path), overrides)
     if path.suffix == ".toml":
-        return dlrm_of(read_toml(path), str(path), path.parent, overrides)
+        values: Any = read_toml(path)
+        if values.get("kind") == TRANSFORMER or ("layers" in values and "tables" not in values):
+            raise InputError(f"{path}: a {TRANSFORMER} has no tables to place; `steptime plan` searches for its layout")
+        return dlrm_of(values, str(path), path.parent, overrides)
     if path.suffix != ".json":
+        script = ", or `steptime predict` for a script" if path.suffix == ".py" else ""
         raise InputError(
-            f"{path}: no DLRM by its name; expected a .toml or .json config, a .csv of tables, or TorchRec's .json"
+            f"{path}: no config by its name; expected a .toml or .json config, a .csv of tables, or TorchRec's .json{script}"
         )
-    values: Any = read_json(path, "a DLRM config or a list of tables, see docs/sharding.md")
+    values = read_json(path, "a DLRM config or a list of tables, see docs/sharding.md")
     tables = values.get("tables") if isinstance(values, dict) else values
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise InputError(f"{path}: no list of tables; expected a DLRM config, or the tables of an EmbeddingBagCollection")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -157,7 +157,18 @@ def dlrm_of(
     if constraints is not None:
         constraints.check(model.tables, where)
     ranks, plan = _ranks_and_plan(section, model, folder, changed)
-    return DlrmConfig(model, ranks, plan, rule, constraints)
+    return DlrmConfig(model, ranks, plan, rule, constraints, tuple(_evenly(values["tables"])))
+
+
+def _evenly(tables: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What is taken for granted of tables that say nothing of their lookups."""
+    found = [table["name"] for table in tables if "skew" not in table and "statistics" not in table]
+    if found:
+        line = 'skew = { kind = "zipf", alpha = 1.05 }'
+        yield (
+            f"{len(found)} tables without skew or statistics are taken to be looked up evenly (first: {found[0]!r}), which is "
+            f"seldom so; say how they are, as {line}"
+        )
 
 
 def _cross(section: Values) -> dict[str, int]:
@@ -306,16 +317,16 @@ def _table(values: Mapping[str, Any], index: int, where: str, batch: int, folder
     section.expect(_TABLE_KEYS, _TABLE_REQUIRED)
     name, rows, dim = section.text("name"), section.whole("rows", 1, MOST_ROWS), section.whole("dim", 1, MOST_WIDTH)
     pooling = section.number("pooling_factor", 0.0)
-    if ("skew" in values) == ("statistics" in values):
-        text = "has both skew and statistics" if "skew" in values else "has neither skew nor statistics"
-        raise InputError(f"{section.where}: {text}; expected one of them")
+    if "skew" in values and "statistics" in values:
+        raise InputError(f"{section.where}: has both skew and statistics; expected one of them")
     other: dict[str, Any] = {
         "precision": section.choice("precision", tuple(TABLE_DTYPES), precision),
         "weighted": section.switch("weighted", False),
         "pooled": section.switch("pooled", True),
     }
-    if "skew" in values:
-        return Table(name, dim, _generator(section.table("skew"), rows, pooling, index), **other)
+    if "statistics" not in values:
+        skew = section.table("skew") if "skew" in values else Values({"kind": "uniform"}, section.where)
+        return Table(name, dim, _generator(skew, rows, pooling, index), **other)
     counted = _statistics(section, rows, dim, pooling, batch, folder)
     like = generator_like(rows, pooling, counted.batch, counted.unique, index)
     return Table(name, dim, like, counted, **other)
