@@ -16,13 +16,16 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from steptime._api.compiling import as_compiled
 from steptime._capture import script
 from steptime._capture.capture import captured_step
+from steptime._capture.compiled import modes
 from steptime._capture.ranks import capture_ranks
 from steptime._ops.generated import GeneratedKernel
 from steptime._ops.table import op_table
 from steptime._program.program import Program, tensors_in
 from steptime._program.workload import Workload
+from steptime.errors import InputError
 
 WIDTH = 64
 
@@ -213,6 +216,16 @@ def test_a_step_that_compiles_nothing_can_be_asked_to() -> None:
     workload = script.captured(make)
     assert not generated(workload.programs[0])
     assert generated(again(workload, "default"))
+
+
+def test_without_triton_scripts_that_compile_and_the_option_are_refused_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    eager = script.captured(lambda: stepping(mlp()))
+    monkeypatch.setattr(modes, "find_spec", lambda _: None)
+    with pytest.raises(InputError, match="pip install triton") as of_script:
+        script.captured(lambda: stepping(torch.compile(mlp())))
+    with pytest.raises(InputError) as of_option:
+        as_compiled(eager, "default", "1xh200")
+    assert str(of_script.value).endswith(str(of_option.value))
 
 
 def test_a_step_that_compiles_can_be_asked_not_to() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from steptime._capture.compiled.modes import check_triton
 from steptime._fuse.compiled import OFF, CompiledProgram, FusedKernel, compiled_programs, is_compiled, moved_bytes
 from steptime._notices import Caveat
 from steptime._plan.chances import ratios
@@ -26,6 +27,7 @@ from steptime.errors import InputError
 # Of the logarithm of a speed-up, what it is off by beside errors that the eager and the compiled step share.
 OWN_ERROR = 0.1
 _LARGEST = 12
+_NOTHING = "PyTorch's compiler found nothing to compile, since no module is called; the step is fused by steptime itself"
 
 
 def as_compiled(workload: Workload, mode: str, platform: str | Path | Platform | None) -> Workload:
@@ -47,7 +49,7 @@ def as_compiled(workload: Workload, mode: str, platform: str | Path | Platform |
     captured = _captured(workload, mode)
     if isinstance(captured, Workload):
         return replace(captured, meta={**captured.meta, COMPILE: mode})
-    warnings = (*workload.warnings, captured) if captured else workload.warnings
+    warnings = (*workload.warnings, Caveat(captured)) if captured else workload.warnings
     return replace(workload, meta={**workload.meta, COMPILE: mode}, warnings=warnings)
 
 
@@ -77,13 +79,14 @@ def _captured(workload: Workload, mode: str) -> Workload | str:
     again = _again(workload)
     if again is None:
         return ""
+    check_triton()
     kept: dict[str, Workload | str] = vars(workload).setdefault("_captured", {})
     if mode not in kept:
         try:
             result: Workload = again(mode)
-            kept[mode] = result if _compiled(result) else "PyTorch's compiler found nothing to compile: no module is called"
+            kept[mode] = result if _compiled(result) else _NOTHING
         except InputError as error:
-            kept[mode] = f"PyTorch's compiler was not asked ({error})"
+            kept[mode] = f"PyTorch's compiler failed ({error}); the step is fused by steptime itself"
     return kept[mode]
 
 

@@ -12,7 +12,6 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -22,16 +21,9 @@ from torch._subclasses import fake_tensor, functional_tensor, meta_utils
 from torch.fx.experimental import proxy_tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 
-from steptime._capture.compiled.modes import spent
+from steptime._capture.compiled.modes import check_triton, spent
 from steptime._capture.layouts import cudnn_format
 from steptime._capture.tensors import CUDA, is_pretended
-from steptime.errors import InputError
-
-_TRITON_NEEDED = (
-    "torch.compile: PyTorch's compiler writes its kernels for Triton, which is not installed here; pip install triton "
-    "(no GPU is needed), or take the step as run eagerly with --compile off"
-)
-
 
 # Of Inductor's settings, those by which it would time kernels on the GPU. The last changes the sizes of blocks alone.
 _UNTIMED: dict[str, Any] = dict.fromkeys(
@@ -205,8 +197,7 @@ def _constant(name: str, value: Any) -> Callable[..., Any]:
 
 
 def _of_triton(capability: int) -> Iterator[tuple[Any, str, Any]]:
-    if find_spec("triton") is None:
-        raise InputError(_TRITON_NEEDED)
+    check_triton()
     from triton.runtime import driver  # noqa: PLC0415 (Triton may not be there)
 
     yield driver, "_active", _Driver(capability)

@@ -6,6 +6,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib.util import find_spec
+
+from steptime.errors import InputError
 
 MODES = ("default", "reduce-overhead")
 """Of `torch.compile`, those that are captured."""
@@ -15,6 +18,15 @@ OFF = "off"
 
 asked: ContextVar[str | None] = ContextVar("asked", default=None)
 """How a script is to be compiled that may say nothing of it: a mode or `OFF`; None: as it says itself."""
+
+
+def check_triton() -> None:
+    """Refuses to compile where Triton is absent: a script that compiles and one that is to be compiled are told the same."""
+    if find_spec("triton") is None:
+        raise InputError(
+            "torch.compile: PyTorch's compiler writes its kernels for Triton, which is not installed here; pip install triton "
+            "(no GPU is needed), or take the step as run eagerly with --compile off"
+        )
 
 
 @contextmanager
