@@ -380,6 +380,7 @@ def explain(
     since_ns = int(timeline.end_ns[0]) - round(step_ns * window.steps)
     path = summarise_path(critical_path(timeline), timeline, window.steps, since_ns)
     waited = waiting(timeline, steps=window.steps, step_ns=step_ns) if complete else Waiting(None, 0.0)
+    waited = waited.with_reason(seen.ranks)
     return PredictedStep(
         workload=workload,
         operations=operations_of(workload),

@@ -63,8 +63,18 @@ class Straggler:
 class Waiting:
     """Who the waiting inside collectives is for."""
 
-    straggler: Straggler | None  # None: what any one rank causes is small
+    straggler: Straggler | None  # None: what any one rank causes is small, or it has no more to do than others
     absent_share: float  # of all waiting: for ranks without a program
+
+    def with_reason(self, ranks: Sequence[RankSummary]) -> Waiting:
+        """Keep the last rank to arrive as a straggler only if its own work takes longer than that of the rank in the middle."""
+        own = {rank.rank: rank.compute_ms + rank.host_bound_fraction * rank.step_ms for rank in ranks}
+        worst = self.straggler
+        if worst is None or worst.rank not in own or len(own) < 2:
+            return self
+        others = [took for rank, took in own.items() if rank != worst.rank]
+        longer = own[worst.rank] - float(np.median(others)) > NOISE * ranks[0].step_ms
+        return self if longer else Waiting(None, self.absent_share)
 
 
 def waiting(timeline: Timeline, *, steps: int, step_ns: float) -> Waiting:
