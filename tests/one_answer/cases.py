@@ -33,7 +33,7 @@ CONFIGS = {
     "llama-405b": "--platform 16384xh100-ib400 --set layers=16 --set parallel.stages= --set parallel.chunks= "
     "--set parallel.schedule=",
     "mixtral-8x7b": "--platform 64xh100-ib400 --set layers=4",
-    "qwen3-30b-a3b": "--platform 32xh100-ib400 --set layers=4",
+    "qwen3-30b-a3b": "--platform 16xh100-ib400 --set layers=4",
     "deepseek-v3": "--platform 1024xh100-ib400 --set layers=16",
     "dlrm_small": "--platform 2xh200-nvlink",
     "dlrm_heavy4": "--platform 4xh200-quarter-loopback --price 2",
