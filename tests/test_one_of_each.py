@@ -115,7 +115,9 @@ _THRESHOLDS = {"GPU_BOUND", "HOST_BOUND", "WIRE_BOUND"}
 def test_remedies_are_made_where_they_are_tried() -> None:
     """A remedy has what the fullest rank needs with it, so that nobody can name one without trying it."""
     assert {path for path, nodes in everywhere().items() if makes(nodes, "Remedy")} == REMEDIES
-    named = {path for path, nodes in modules(PRODUCT).items() if imported(nodes, "steptime._remedies") & {"Job", "sentence"}}
+    named = {
+        path for path, nodes in modules(PRODUCT).items() if imported(nodes, "steptime._remedies") & {"OversizedJob", "sentence"}
+    }
     assert named == {"_api/predict.py", "_plan/shortage.py", "_shard/shortage.py"}
     with pytest.raises(TypeError):
         Remedy("a smaller batch")  # type: ignore[call-arg]

@@ -39,7 +39,7 @@ def sentence(candidates: Iterable[Remedy]) -> str:
     return "What would help: " + "; ".join(f"({number}) {text}" for number, text in enumerate(texts, 1))
 
 
-def remedies(job: Job) -> tuple[Remedy, ...]:
+def remedies(job: OversizedJob) -> tuple[Remedy, ...]:
     """Return what would make a job fit that does not."""
     return tuple(enough(job.candidates()))
 
@@ -52,7 +52,7 @@ def larger_devices(platform: Platform, fit: Fit) -> Iterator[Remedy]:
 
 
 @dataclass
-class Job:
+class OversizedJob:
     """A job that does not fit, and what can be changed of it."""
 
     workload: Workload

@@ -18,7 +18,7 @@ import steptime
 from steptime._models.memory.fit import Fit, Remedy
 from steptime._platforms.platform import Platform
 from steptime._platforms.situation import CARRIED, CARRIED_CALIBRATED, KNOWN, KNOWN_CALIBRATED
-from steptime._remedies import Job, remedies
+from steptime._remedies import OversizedJob, remedies
 from steptime._report.cost import Cost, money
 from steptime._report.text import print_prediction
 from steptime._report.verdict import Certainty, Verdict, verdict_of
@@ -75,9 +75,9 @@ def test_room_within_the_error_of_peaks_is_no_plain_fit(needed: int, said: str) 
     assert verdict.headline.startswith(said)
 
 
-def job_of(found: steptime.Prediction) -> Job:
+def job_of(found: steptime.Prediction) -> OversizedJob:
     """The job of a prediction as one that cannot be built anew."""
-    return Job(replace(found.workload, rebuild=None), Platform.load("2xh200-nvlink"), found.memory)
+    return OversizedJob(replace(found.workload, rebuild=None), Platform.load("2xh200-nvlink"), found.memory)
 
 
 def test_a_job_that_cannot_be_built_anew_is_helped_by_what_fills_the_memory() -> None:

@@ -110,9 +110,9 @@ def predict(
             raise InputError(f"--compile {mode} with --what-if: one of the two at a time; save the answer of each")
         return compared_with_eager(step, before, predicted, machine)
     if suggest and step.fits is False:
-        from steptime._remedies import Job, remedies
+        from steptime._remedies import OversizedJob, remedies
 
-        step = replace(step, helps=remedies(Job(step.workload, machine, step.memory)))
+        step = replace(step, helps=remedies(OversizedJob(step.workload, machine, step.memory)))
     return _answered(step, changes, machine, predicted)
 
 

@@ -8,7 +8,7 @@ from steptime._build.transformer.config import Transformer
 from steptime._models.memory.fit import Fit
 from steptime._plan.space import ModelLayout
 from steptime._platforms.platform import Platform
-from steptime._remedies import Job, sentence
+from steptime._remedies import OversizedJob, sentence
 from steptime._shard.configs import BuildConfig
 from steptime._sim.modelled.prediction import limited, memory_of
 from steptime.errors import InputError
@@ -28,7 +28,7 @@ def shortage(model: Transformer, platform: Platform, limit_bytes: int, least: tu
             return f"--micro-batch {trained.batch // (layout.parallel.replicas * value)}"
         return _OPTIONS.get(key, "").format(value)
 
-    job = Job(workload, platform, limited(memory_of(workload, platform), limit_bytes), option)
+    job = OversizedJob(workload, platform, limited(memory_of(workload, platform), limit_bytes), option)
     # Closed forms may say more than the allocator's play does.
     fit = Fit(None, round(peak_bytes), limit_bytes) if job.fit.fits else job.fit
     return InputError(

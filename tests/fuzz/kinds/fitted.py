@@ -53,18 +53,13 @@ def _arrays() -> dict[str, Any]:
 
 def _other_array(draw: random.Random, array: Any) -> Any:
     """An array of another length, shape, type or size of numbers, or without any."""
-    numbers = array.dtype.kind in "fiu"
-    changes = [lambda: array.reshape(-1)[:0], lambda: array.reshape(-1)[: array.size // 2], lambda: np.array(["text"])]
-    changes += [lambda: array.reshape(-1), lambda: array[None], lambda: np.zeros(3), lambda: np.array(7)]
-    if numbers:
-        changes += [
-            lambda: array * draw.choice((0, -1, 100)),
-            lambda: array.astype(np.int8),
-            lambda: array.astype(np.complex64),
-        ]
+    flat = array.reshape(-1)
+    others = [flat[:0], flat[: array.size // 2], flat, array[None], np.array(["text"]), np.zeros(3), np.array(7)]
+    if array.dtype.kind in "fiu":
+        others += [array * draw.choice((0, -1, 100)), array.astype(np.int8), array.astype(np.complex64)]
     if array.dtype.kind == "f":
-        changes += [lambda: np.full_like(array, draw.choice((np.nan, np.inf, -np.inf, 1e30)))]
-    return draw.choice(changes)()
+        others.append(np.full_like(array, draw.choice((np.nan, np.inf, -np.inf, 1e30))))
+    return draw.choice(others)
 
 
 def device_models(draw: random.Random) -> Case:
