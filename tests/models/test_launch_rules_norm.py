@@ -112,7 +112,19 @@ def test_group_norms_of_rows_have_no_planes_to_sum_over() -> None:
 
     (forward, backward), (of_planes, back_of_planes) = names(8, 24), names(8, 24, 5, 5)
     assert (len(forward), len(backward), len(of_planes), len(back_of_planes)) == (2, 3, 3, 5)
-    assert set(forward) < set(of_planes) | {STRIDED} and set(backward) < set(back_of_planes)
+    assert set(forward) < set(of_planes) | {STRIDED}
+    assert backward == ["Compute1dBackwardFusedParamsCUDAKernel", STRIDED, "GammaBeta1dBackwardCUDAKernel1"]
+
+
+def test_sums_of_a_group_norm_of_rows_read_its_elements_and_are_timed_as_those_of_planes() -> None:
+    x, weight, each = TensorArg((512, 64)), TensorArg((64,)), TensorArg((512, 4))
+    call = Call("aten::native_group_norm_backward.default", (x, x, each, each, weight, 512, 64, 1, 4, (True, True, True)))
+    sums, _, weights = launches(call)
+    assert [sum(read.nbytes for read in launch.reads) for launch in (sums, weights)] == [2 * x.nbytes] * 2
+    assert (sums.timed_as, weights.timed_as) == ("ComputeBackwardFusedParamsCUDAKernel", "GammaBetaBackwardCUDAKernel2")
+    # A warp for each group of a sample; 32 samples of 32 channels at a time.
+    assert sums.grids[1] == (512 * 4, 1.0)
+    assert weights.grids[0] == (2, 16)
 
 
 @pytest.mark.parametrize(

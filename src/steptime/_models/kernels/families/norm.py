@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from steptime._models.kernels.call import Argument, TensorArg, contiguous
 from steptime._models.kernels.family import Family
-from steptime._models.kernels.launches import HOT, STRIDED, Gpu, GpuCall, Launch, Operand, floor_power, fresh, hot
+from steptime._models.kernels.launches import DEFAULTS, HOT, STRIDED, Gpu, GpuCall, Launch, Operand, floor_power, fresh, hot
 from steptime._models.kernels.launches.iterator import cleared, memset, of_contiguous, pointwise, reduction
 from steptime._models.kernels.sweep import HALVES, SEQUENCES, USUAL_ELEMENTS, Draw, Drawn, KernelSweep, Shape
 from steptime.errors import InputError
@@ -207,31 +207,43 @@ def _group_norm(call: GpuCall) -> list[Launch]:
         "groups": groups,
         "waves": rows / call.gpu.sms,
     }
-    by_group = ((rows, channels / groups), (samples * channels / _THREADS, 1.0))
-    parameters = Launch("ComputeFusedParamsCUDAKernel", samples * channels, (), (), facts, by_group, "", x.dtype)
+    by_channel = ((samples * channels / _THREADS, 1.0),)
+    parameters = Launch("ComputeFusedParamsCUDAKernel", samples * channels, (), (), facts, by_channel, "", x.dtype)
     if plane == 1:
-        return _group_norm_of_rows(call, facts, parameters)
+        return _group_norm_of_rows(call, facts)
     if not backward:
         columns, each = in_group * plane, fresh((samples, channels, 1), x.dtype)
         planes = pointwise((hot(shape, x.dtype, x.nbytes), each, each), fresh(shape, x.dtype), tag=x.dtype)
-        threads = _WARP if columns < _MOMENT_THREADS else _MOMENT_THREADS
-        return [_by_row("RowwiseMomentsCUDAKernel", (x,), (), rows, columns, threads, call.gpu), parameters, planes]
+        return [_moments(x, rows, columns, call.gpu), parameters, planes]
     of_groups = (fresh((samples, groups, 1), x.dtype), fresh((1, groups, in_group), x.dtype))
     small = pointwise(of_groups, fresh((samples, groups, in_group), "float32"), tag=x.dtype, kernel=STRIDED)
     each = fresh((samples, channels, 1), "float32")
     again = tuple(hot(shape, item.dtype, 2 * x.nbytes) for item in (gradient, x))
     planes = pointwise((*again, each, each), fresh(shape, x.dtype), tag=x.dtype, kernel=STRIDED)
+    summed = (hot((samples, channels), "float32", 8 * samples * channels),) * 2
     return [
         _plane_sums(gradient, x, facts, samples * channels, plane),
         small,
-        replace(parameters, kernel="ComputeBackwardFusedParamsCUDAKernel"),
+        _over_groups("ComputeBackwardFusedParamsCUDAKernel", summed, rows, in_group, call.gpu),
         planes,
-        _group_weights(x, facts, samples, channels),
+        _group_weights(summed, facts, x.dtype),
     ]
 
 
-def _group_norm_of_rows(call: GpuCall, facts: dict[str, float], parameters: Launch) -> list[Launch]:
-    """Channels without a plane need no sums over it (GroupNorm1dForward, GroupNorm1dBackward): from the elements at once."""
+def _over_groups(kernel: str, reads: tuple[Operand, ...], rows: int, columns: int, gpu: Gpu) -> Launch:
+    """A block for every group of a sample: one warp, where a group has few columns."""
+    return _by_row(kernel, reads, (), rows, columns, _WARP if columns < _MOMENT_THREADS else _MOMENT_THREADS, gpu)
+
+
+def _moments(x: Operand, rows: int, columns: int, gpu: Gpu) -> Launch:
+    return _over_groups("RowwiseMomentsCUDAKernel", (x,), rows, columns, gpu)
+
+
+def _group_norm_of_rows(call: GpuCall, facts: dict[str, float]) -> list[Launch]:
+    """Channels without a plane need no sums over it (GroupNorm1dForward, GroupNorm1dBackward): from the elements at once.
+
+    What sums over groups and samples is the code of the kernels for planes, which read sums where these read elements.
+    """
     backward = call.name.endswith("_backward")
     gradient, x = call.tensor(0), call.tensor(1 if backward else 0)
     samples, channels, groups = int(facts["samples"]), int(facts["channels"]), int(facts["groups"])
@@ -239,11 +251,15 @@ def _group_norm_of_rows(call: GpuCall, facts: dict[str, float], parameters: Laun
     of_rows, of_channels = fresh((samples, groups, 1), "float32"), fresh((1, *shape[1:]), x.dtype)
     again = tuple(hot(shape, item.dtype, 2 * x.nbytes) for item in ((gradient, x) if backward else (x,)))
     applied = pointwise((*again, *(of_rows,) * 2, of_channels), fresh(shape, x.dtype), tag=x.dtype, kernel=STRIDED)
-    if backward:
-        sums = replace(parameters, kernel="ComputeBackwardFusedParamsCUDAKernel")
-        return [sums, applied, _group_weights(x, facts, samples, channels)]
-    threads = _WARP if shape[2] < _MOMENT_THREADS else _MOMENT_THREADS
-    return [_by_row("RowwiseMomentsCUDAKernel", (x,), (), samples * groups, shape[2], threads, call.gpu), applied]
+    if not backward:
+        return [_moments(x, samples * groups, shape[2], call.gpu), applied]
+    sums = _over_groups("ComputeBackwardFusedParamsCUDAKernel", (gradient, x), samples * groups, shape[2], call.gpu)
+    return [_of_rows(sums, "Compute"), applied, _of_rows(_group_weights(again, facts, x.dtype), "GammaBeta")]
+
+
+def _of_rows(launch: Launch, begins: str) -> Launch:
+    """A kernel for planes as the one for rows, whose name says so."""
+    return replace(launch, kernel=launch.kernel.replace(begins, f"{begins}1d", 1), timed_as=launch.kernel)
 
 
 def _plane_sums(gradient: Operand, x: Operand, facts: dict[str, float], planes: int, plane: int) -> Launch:
@@ -252,10 +268,14 @@ def _plane_sums(gradient: Operand, x: Operand, facts: dict[str, float], planes: 
     return Launch("ComputeInternalGradientsCUDAKernel", x.numel, (gradient, x), (), facts, grids, path, x.dtype)
 
 
-def _group_weights(x: Operand, facts: dict[str, float], samples: int, channels: int) -> Launch:
-    kernel = "GammaBetaBackwardCUDAKernel" + ("1" if samples <= _FEW_SAMPLES else "2")
-    grids = ((channels / _THREADS, samples), (channels / _WARP, samples))
-    return Launch(kernel, samples * channels, (), (), facts, grids, "", x.dtype)
+def _group_weights(reads: tuple[Operand, ...], facts: dict[str, float], dtype: str) -> Launch:
+    """Gradients of weights: a thread walks over the samples of a channel, or a block over 32 samples of 32 channels at once."""
+    samples, channels = int(facts["samples"]), facts["channels"]
+    few = samples <= _FEW_SAMPLES
+    blocks, steps = (channels / _THREADS, samples) if few else (channels / _WARP, math.ceil(samples / _WARP))
+    facts = {**facts, "chain_ns": DEFAULTS["chain_ns"] * steps}
+    kernel = f"GammaBetaBackwardCUDAKernel{1 if few else 2}"
+    return Launch(kernel, samples * channels, reads, (), facts, ((blocks, steps), (blocks, 1.0)), "", dtype)
 
 
 # Launches of batch norms: cuDNN's, a block per channel or all channels side by side, and ATen's own with its grids.

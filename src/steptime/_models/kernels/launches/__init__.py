@@ -229,6 +229,7 @@ class Launch:
     grids: Grids = ()
     path: str = ""
     tag: str = ""  # tells apart what one kernel name computes, beyond the op
+    timed_as: str = ""  # a measured kernel of the same code, where this one was not measured
 
 
 def operand(tensor: TensorArg, argument: int) -> Operand:

@@ -50,7 +50,7 @@ def groups_of(op: str, launch: Launch) -> tuple[str, ...]:
     operand = launch.reads[0] if launch.reads else launch.writes[0] if launch.writes else None
     item = str(operand.item_bytes if operand is not None else 4)
     name, names = "", []
-    for level, part in enumerate((launch.kernel, launch.path, item, op, launch.tag)):
+    for level, part in enumerate((launch.timed_as or launch.kernel, launch.path, item, op, launch.tag)):
         name = f"{name}{_JOIN}{part}" if level else part
         names.append(name)
     return tuple(names)
