@@ -29,6 +29,17 @@ def put(op: str, rows: int, asked: int, *, columns: int = 64, strides: tuple[int
     return Call(op, (table, (indices(asked, rows),), values, True, True))
 
 
+@pytest.mark.parametrize("op", ["scatter_add", "scatter_add_"])
+def test_adding_rows_by_one_index_each_is_timed_apart_from_adding_elements(op: str) -> None:
+    table, values = TensorArg((500, 64)), TensorArg((2000, 64))
+
+    def path(strides: tuple[int, int] | None) -> str:
+        index = TensorArg((2000, 64), "int64", strides, high=500)
+        return launches(Call(f"aten::{op}.default", (table, 0, index, values)))[-1].path
+
+    assert (path((1, 0)), path(None)) == ("rows", "added")
+
+
 @given(st.integers(17, 10_000), st.integers(1, 300), st.sampled_from(["float32", "float16"]))
 def test_rows_of_whole_vectors_are_gathered_and_others_go_by_element(asked: int, columns: int, dtype: str) -> None:
     (kernel,) = kernels(Call("aten::index_select.default", (TensorArg((500, columns), dtype), 0, indices(asked, 500))))

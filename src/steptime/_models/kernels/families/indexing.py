@@ -263,6 +263,9 @@ def scatter(call: GpuCall) -> list[Launch]:
     met = replace(touched(x, index.numel), origin=FRESH, argument=-1)
     reads = (index, *((values,) if values is not None else ()), *((met,) if added else ()))
     facts, grids, path = _label_facts(x, index), scatter_grids(index.numel), "added" if added else "written"
+    if added and index.shape and index.shape[-1] > 1 and index.strides[-1] == 0:
+        # One index stands for a row, whose elements threads side by side add.
+        path = "rows"
     return [*_copied(call, x), Launch(SCATTER_GATHER, index.numel, reads, (met,), facts, grids, path, x.dtype)]
 
 
