@@ -236,6 +236,36 @@ def test_a_scan_along_an_outer_axis_has_a_kernel_of_its_own() -> None:
     assert kernels == ["tensor_kernel_scan_outer_dim"] * 2 + ["tensor_kernel_scan_innermost_dim"] * 2
 
 
+def test_a_scan_reads_and_writes_every_element_once() -> None:
+    x = TensorArg((64, 128, 256))
+    for axis in range(3):
+        (launch,) = rules_of("reduction")(Call("aten::cumprod.default", (x, axis)))
+        assert [sum(each.nbytes for each in part) for part in (launch.reads, launch.writes)] == [x.nbytes, x.nbytes]
+
+
+def test_scans_beside_each_other_take_as_many_sms_whatever_dimension_they_lie_in() -> None:
+    def blocks(*shape: int) -> float:
+        return rules_of("reduction")(Call("aten::cumprod.default", (TensorArg(shape), 1)))[0].grids[0][0]
+
+    assert blocks(4096, 64, 512) == 4096
+    assert blocks(4096, 64, 128) == 1024
+    # A block of a single thread still takes one of the places that an SM has for blocks.
+    assert blocks(4096, 64, 1) == blocks(4096, 64, 64) == 512
+
+
+def test_a_softmax_walks_again_over_rows_that_a_block_cannot_keep() -> None:
+    def reads(columns: int, op: str = "_log_softmax") -> list[int]:
+        x = TensorArg((4096, columns))
+        arguments = (x, x, -1, DtypeArg("float32")) if op.endswith("data") else (x, -1, False)
+        launch = rules_of("softmax")(Call(f"aten::{op}.default", arguments))[0]
+        return [read.since_bytes for read in launch.reads]
+
+    assert reads(1024) == reads(4096) == [0]
+    at_work = GPU.sms * GPU.threads_per_sm // 1024
+    assert reads(151_936) == [0, *[at_work * 151_936 * 4] * 2]
+    assert len(reads(151_936, "_log_softmax_backward_data")) == 3
+
+
 def test_a_softmax_of_long_rows_over_few_neighbours_is_walked_by_many_threads() -> None:
     def walked(columns: int, inner: int) -> float:
         (launch,) = rules_of("softmax")(Call("aten::_softmax.default", (TensorArg((8, columns, inner)), 1, False)))

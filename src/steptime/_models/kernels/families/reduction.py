@@ -59,6 +59,7 @@ def _draw_table_rows(draw: Draw) -> Drawn:
 
 _BLOCK = 1024  # elements
 _SCAN_THREADS = 512  # of a block
+_MOST_BLOCKS = 32  # of an SM, however small (CUDA, compute capabilities 8.0 and 9.0)
 # Values up to which ATen sorts what it ranked by comparisons.
 _BITONIC = 32
 
@@ -119,7 +120,10 @@ def _running(call: GpuCall) -> list[Launch]:
         # A thread for every sum, side by side, that walks along it and waits for each element (ATen's scan of an outer
         # dimension).
         beside = math.prod(x.shape[axis + 1 :])
-        blocks = rows / beside * math.ceil(beside / _SCAN_THREADS)
+        threads = min(beside, _SCAN_THREADS)
+        # As blocks of all threads: those of few lie side by side on an SM, as many as it takes of any.
+        beside_it = min(_SCAN_THREADS / threads, _MOST_BLOCKS * _SCAN_THREADS / call.gpu.threads_per_sm)
+        blocks = rows / beside * math.ceil(beside / _SCAN_THREADS) / beside_it
         facts = {**facts, "chain_ns": DEFAULTS["chain_ns"] * each}
         grids = ((blocks, each), (blocks, 1.0), (rows / _BLOCK, each))
         return [Launch("tensor_kernel_scan_outer_dim", x.numel, (x,), (result,), facts, grids, "", x.dtype)]

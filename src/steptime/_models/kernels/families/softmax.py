@@ -53,6 +53,8 @@ _REGISTERS = 9216
 # Elements side by side up to which, and rows from which, several threads share a row along another axis than the last.
 _FEW_BESIDE = _LONG_ROW = 64
 _THREADS = 1024
+# How often kernels walk again over rows that are longer than what a block keeps: to sum after the largest, and to write (ATen).
+_WALKED_AGAIN = {"cunn_SoftMaxForward": 2, "cunn_SoftMaxBackward": 1}
 # Shared memory of a block less what the block reduces in, and the bytes of a vector.
 _SHARED_BYTES, _VECTOR_BYTES = 48 * 1024 - 128, 16
 
@@ -85,7 +87,10 @@ def _row_kernel(x: Operand, axis: int, dtype: str, gpu: Gpu, *, result: Operand 
         "waves": rows / gpu.sms,
     }
     kernel = _kernel(x, columns, inner, dtype, backward=result is not None)
-    reads = (x,) if result is None else (x, result)
+    # Rows that a block cannot keep are walked once for each thing to know of them: of L2, unless all at work exceed it.
+    at_work = min(rows, gpu.sms * gpu.threads_per_sm // _THREADS)
+    again = hot(x.shape, x.dtype, at_work * columns * x.item_bytes)
+    reads = (*((x,) if result is None else (x, result)), *(again,) * _WALKED_AGAIN.get(kernel, 0))
     grids = _grids(kernel, rows, columns, inner, power)
     return Launch(kernel, x.numel, reads, (fresh(x.shape, dtype),), facts, grids, "", f"{x.dtype}>{dtype}")
 
