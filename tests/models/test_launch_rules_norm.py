@@ -124,7 +124,7 @@ def test_sums_of_a_group_norm_of_rows_read_its_elements_and_are_timed_as_those_o
     assert (sums.timed_as, weights.timed_as) == ("ComputeBackwardFusedParamsCUDAKernel", "GammaBetaBackwardCUDAKernel2")
     # A warp for each group of a sample; 32 samples of 32 channels at a time.
     assert sums.grids[1] == (512 * 4, 1.0)
-    assert weights.grids[0] == (2, 16)
+    assert weights.grids == ((1.0, 16), (2, 1.0))
 
 
 @pytest.mark.parametrize(

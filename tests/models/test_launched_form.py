@@ -62,6 +62,15 @@ def test_the_same_rows_and_seed_give_the_same_form(form: LaunchedForm, rows: lis
     assert all(np.array_equal(own[name], again[name]) for name in own)
 
 
+def test_weights_of_a_kernel_fitted_alone_are_those_fitted_with_all(form: LaunchedForm, rows: list[Row]) -> None:
+    whole = [row for row in rows if row.question.share == 1]
+    alone = fitting.with_kernels(form.whole, whole, ["vectorized_elementwise_kernel"])
+    assert sorted(alone.groups) == sorted(form.whole.groups)
+    weights = dict(zip(form.whole.groups, form.whole.weights, strict=True))
+    for name, found in zip(alone.groups, alone.weights, strict=True):
+        np.testing.assert_allclose(found, weights[name], rtol=1e-4, atol=1e-6)
+
+
 def test_a_form_made_from_its_arrays_gives_the_same_answers(form: LaunchedForm, rows: list[Row]) -> None:
     questions = [row.question for row in rows[::5]]
     arrays = pack(form)

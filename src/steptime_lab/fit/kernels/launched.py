@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -147,6 +147,29 @@ def fit_model(rows: Sequence[Row], seed: int, device: LaunchConstants) -> Launch
     seen = form.features(table.columns, batch, moved, crossed)
     rounds = _ROUNDS_PARTS if (table.share > 1).any() else _ROUNDS
     return replace(model, trees=grow_trees(seen, left, importance, seed, rounds, **_SETTINGS))
+
+
+def with_kernels(model: LaunchedModel, rows: Sequence[Row], kernels: Collection[str]) -> LaunchedModel:
+    """The model with the weights of some kernels fitted anew, as rules launch them now; scales and trees stay."""
+    fitted = [row for row in of(rows, FIT) if any(short_name(name) in kernels for name in row.kernel_names)]
+    table = measured_launches(fitted, model.device.gpu)
+    used = np.asarray([names[0] in kernels for names in table.groups])
+    summed = _summed(table, _importance(table, fitted), model.scales, model.device, used)
+    ranges = {name: each for name, each in _ranges(table).items() if _kernel(name) in kernels}
+    kept = [row for row, name in enumerate(model.groups) if _kernel(name) not in kernels]
+    ranged = [row for row, name in enumerate(model.range_names) if _kernel(name) not in kernels]
+    return replace(
+        model,
+        groups=(*(model.groups[row] for row in kept), *summed.groups),
+        weights=np.concatenate([model.weights[kept], summed.weights]),
+        least_ns=np.concatenate([model.least_ns[kept], summed.least_ns]),
+        range_names=(*(model.range_names[row] for row in ranged), *ranges),
+        ranges=np.concatenate([model.ranges[ranged], np.asarray(list(ranges.values())).reshape(-1, 2)]),
+    )
+
+
+def _kernel(group: str) -> str:
+    return group.partition(form.JOIN)[0]
 
 
 def _importance(table: MeasuredLaunches, rows: Sequence[Row]) -> Numbers:

@@ -275,7 +275,8 @@ def _group_weights(reads: tuple[Operand, ...], facts: dict[str, float], dtype: s
     blocks, steps = (channels / _THREADS, samples) if few else (channels / _WARP, math.ceil(samples / _WARP))
     facts = {**facts, "chain_ns": DEFAULTS["chain_ns"] * steps}
     kernel = f"GammaBetaBackwardCUDAKernel{1 if few else 2}"
-    return Launch(kernel, samples * channels, reads, (), facts, ((blocks, steps), (blocks, 1.0)), "", dtype)
+    # Blocks are so few that all of them walk side by side.
+    return Launch(kernel, samples * channels, reads, (), facts, ((1.0, steps), (blocks, 1.0)), "", dtype)
 
 
 # Launches of batch norms: cuDNN's, a block per channel or all channels side by side, and ATen's own with its grids.

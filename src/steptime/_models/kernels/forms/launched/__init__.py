@@ -33,7 +33,7 @@ from steptime._models.kernels.question import OTHERS, Answer, LaunchTime, Questi
 # Levels that say what code runs; those below say what it computes, which changes the time of the same code only so much.
 CODE_LEVELS = 3
 # What launches of any name can have no part of; it also tells levels apart, by how many there are.
-_JOIN = "\t"
+JOIN = "\t"
 # The most that trees may change a time, as a natural logarithm.
 MOST = 1.2
 # How far what it computes may move a time from that of the same code: validation rows lie within 0.6 and 2.4, and beyond 2 a
@@ -51,7 +51,7 @@ def groups_of(op: str, launch: Launch) -> tuple[str, ...]:
     item = str(operand.item_bytes if operand is not None else 4)
     name, names = "", []
     for level, part in enumerate((launch.timed_as or launch.kernel, launch.path, item, op, launch.tag)):
-        name = f"{name}{_JOIN}{part}" if level else part
+        name = f"{name}{JOIN}{part}" if level else part
         names.append(name)
     return tuple(names)
 

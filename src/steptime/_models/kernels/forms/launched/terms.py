@@ -145,13 +145,13 @@ def shares_of(sms: float, share: Numbers, others: npt.NDArray[np.int64], scales:
 
 # Warm times of the measured rows rise to cold ones from 0.6 to 1.6 of the bytes that stay in L2.
 _GONE = 1.6
-# Blocks of one SM at a time that a kernel may reach.
-_RESIDENT = (1, 2, 4, 8, 16)
+# Blocks of one SM at a time that a kernel may reach: at most 32 (CUDA, compute capability 9.0), which those of one warp do.
+_RESIDENT = (1, 2, 4, 8, 16, 32)
 _MULTIPLES = (1.0, 2.0, 4.0, 8.0, 16.0)
 # Sizes where copies from the host change their way: seen in the measured rows.
 _STAGED_BYTES, _PAGED_BYTES, _SMALL_BYTES = 1.2e6, 1.3e6, (1_000, 30_000)
 
-_GRID = 7  # terms of a pair
+_GRID = 2 + len(_RESIDENT)  # terms of a pair
 _PLAIN = 20 + len(_MULTIPLES) + 7 + 2
 TERMS = _PLAIN + _GRID * PAIRS
 
