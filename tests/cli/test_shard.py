@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from steptime._build.dlrm.plan import DATA_PARALLEL, KINDS, TABLE_WISE, Placement, Plan
+from steptime._cli import output
 from steptime._cli.app import run
 from steptime._cli.output import stdout
 from steptime._report.shard.text import print_plan_tables
@@ -156,3 +157,13 @@ def test_what_is_no_task_is_told_which_command_takes_it(
     assert run(["shard", str(file), *PLATFORM]) == 2
     found = capsys.readouterr().err
     assert said in found and found.count("\n") == 1
+
+
+def test_a_long_search_says_how_far_it_is(
+    tables: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "LINE_EVERY_S", 0.0)
+    assert run(["shard", str(tables), *PLATFORM, *EVALUATIONS, "--json"]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("steptime: searching plans: ") for line in said)
+    assert all(any(part in line for line in said) for part in ("of memory is known", "plans evaluated", "of the answer played"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ def shard(
     lookups: Sequence[str | Path] = (),
     objective: str = WORST,
     price: float | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Sharding:
     """Search for the fastest plan of a task on a platform, and explain it.
 
@@ -45,7 +46,7 @@ def shard(
     `batch`, `settings` (keys of a config, dotted), `memory_bytes` (of a rank, at most) and `headroom` (a share of it that is
     left free) change it, `fabric` the platform; `budget_s` and `evaluations` bound the search. `lookups` are files of
     statistics, of a day each: the plan is then the best on their `worst` or on their `mean`, as the objective says.
-    `price` is what one GPU costs for an hour.
+    `price` is what one GPU costs for an hour. `progress` is told how far the search is.
     """
     checked_price(price)
     machine = machine_for(platform, ranks, fabric)
@@ -53,7 +54,9 @@ def shard(
         task, machine, ranks=ranks, batch=batch, settings=settings, memory_bytes=memory_bytes, headroom=headroom
     )
     speed = calibration_for(calibration, machine)
-    budget = SearchBudget(evaluations or usual_evaluations(sharding_task.model, sharding_task.ranks), budget_s)
+    budget = SearchBudget(
+        evaluations or usual_evaluations(sharding_task.model, sharding_task.ranks), budget_s, progress=progress
+    )
     if objective not in OBJECTIVES:
         raise InputError(f"objective is {objective!r}; expected {' or '.join(OBJECTIVES)}")
     if not lookups:

@@ -110,7 +110,7 @@ def shard(
             lambda console: print_evaluated(console, sharding_task, machine.name, plans),
         )
         return
-    with working("searching plans"):
+    with working("searching plans") as progress:
         answer = sharded(
             sharding_task,
             machine,
@@ -120,6 +120,7 @@ def shard(
             lookups=days,
             objective=objective,
             price=price,
+            progress=progress,
         )
     if html is not None:
         answer.html(html)

@@ -160,10 +160,10 @@ def search_days(
     alone = {}
     for name, one in evaluators.items():
         own = replace(task, model=models[name])
-        alone[name] = search(own, platform, SearchBudget(budget.evaluations, seconds), evaluator=one)
+        alone[name] = search(own, platform, SearchBudget(budget.evaluations, seconds, progress=budget.progress), evaluator=one)
     together = DaysEvaluator(evaluators, objective)
     most = replace(task, model=_most_lookups(task.model, list(models.values())))
-    robust = search(most, platform, SearchBudget(budget.evaluations, seconds), evaluator=together)
+    robust = search(most, platform, SearchBudget(budget.evaluations, seconds, progress=budget.progress), evaluator=together)
     # What is best on a single day may be best on all of them, where the search for these found less.
     options = [*robust.options, *(replace(one.best, by=f"best of {name}") for name, one in alone.items())]
     steps = {option.plan.to_json(): _steps_ns(task, option.plan, evaluators) for option in options}

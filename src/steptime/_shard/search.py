@@ -115,6 +115,7 @@ def search(
         )
     divisions = TaskDivisions(task, platform, budget, evaluator or Evaluator(task.model, platform, task.ranks))
     base = divisions.first()
+    budget.tell(f"what {len(task.tables)} tables take of memory is known")
     first = divisions.search(base, int(budget.evaluations * (_WHOLE_SHARE if divisions.divisible else 1.0)))
     if first is None:
         raise shortage(task, base, divisions.memory(base), divisions.outside_bytes)
@@ -264,6 +265,7 @@ def _played(
             division, owners = option.plan.divided(task.tables)
             step_ns = float(evaluator.simulate(np.array([owners], dtype=np.intp), division).step_ns[0])
             known[option.plan.to_json()] = replace(option, step_ns=step_ns, played=True)
+            divisions.budget.tell(f"plans of the answer played: {len(known)}")
 
     def shown(option: Option) -> Option:
         return replace(known.get(option.plan.to_json(), option), by=option.by)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -42,6 +42,12 @@ class SearchBudget:
     evaluations: int
     seconds: float | None = None
     began_s: float = field(default_factory=time.monotonic)
+    progress: Callable[[str], None] | None = field(default=None, compare=False)  # is told how far the search is
+
+    def tell(self, text: str) -> None:
+        """Say how far the search is, where somebody listens."""
+        if self.progress is not None:
+            self.progress(text)
 
     def out_of_time(self) -> bool:
         """Whether the seconds are spent."""
@@ -49,7 +55,7 @@ class SearchBudget:
 
     def with_evaluations(self, evaluations: int) -> SearchBudget:
         """The same clock, other evaluations."""
-        return SearchBudget(max(evaluations, 0), self.seconds, self.began_s)
+        return replace(self, evaluations=max(evaluations, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +143,7 @@ class Search:
     def _learn(self, plans: Places, keys: Sequence[bytes], by: Sequence[str]) -> None:
         result = self._evaluate(plans)
         self.asked += len(plans)
+        self.budget.tell(f"plans evaluated of one way to divide tables: {self.asked:,}")
         self.log.append((plans, result))
         steps, scores = result.step_ns.tolist(), (result.step_ns + _DEVICE_SHARE * result.device_ns).tolist()
         self._known.update(
