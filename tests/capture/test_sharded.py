@@ -57,6 +57,28 @@ def test_device_ops_and_collectives_are_those_of_the_recorded_step(name: str, te
     ]
 
 
+def test_parameters_are_those_of_the_whole_model_even_if_it_was_made_on_the_meta_device() -> None:
+    width, layers = 64, 2
+
+    def make() -> Any:
+        with torch.device("meta"):
+            model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(layers)))
+        for each in (*model, model):
+            fully_shard(each)
+        model.to_empty(device="cuda")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step() -> None:
+            model(torch.randn(4, width, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    program = capture_ranks(make, ranks=RANKS, alike=True).programs[0]
+    assert program.meta["parameters"] == layers * width * width
+
+
 def test_compute_waits_for_gathered_weights_where_they_are_copied_out_and_not_before() -> None:
     program = workload(1).programs[0]
     ops = names(program)
