@@ -10,8 +10,11 @@ from collections.abc import Iterator
 import pytest
 
 from steptime._capture.vision_ops import declared_when_imported
+from steptime._cli import output
 
 declared_when_imported()
+# On a busy machine a test may take as long as a command that says it is still at work.
+output.LINE_EVERY_S = 1e6
 
 
 # Half a minute or more each, and guarded by smaller tests beside them: `make test-long` runs these.

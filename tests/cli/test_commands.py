@@ -9,12 +9,13 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import steptime
-from steptime._cli import app
+from steptime._cli import app, output
 from steptime._cli.app import run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "h200_mps4_dlrm"
@@ -259,3 +260,12 @@ def test_what_cannot_be_predicted_as_recorded_is_said(arguments: list[str], said
     assert run(["predict", *arguments, "--profiled"]) == 2
     out, err = capsys.readouterr()
     assert out == "" and said in err and err.count("\n") == 1
+
+
+def test_a_long_search_in_a_pipe_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setattr(output, "LINE_EVERY_S", 0.01)
+    with output.working("searching layouts") as told:
+        told("12 of 40")
+        time.sleep(0.2)
+    said = capsys.readouterr().err.splitlines()
+    assert said and set(said) == {"steptime: searching layouts: 12 of 40"}

@@ -227,14 +227,17 @@ def print_files(console: Console, trace: Path | None, page: Path | None = None) 
 def working(what: str) -> Iterator[Callable[[str], None]]:
     """Says what takes longer than a second, until it is done, and what its callback is told; in a pipe a line now and then."""
     if not sys.stderr.isatty():
-        told = [time.monotonic()]
+        told, done, began = [""], threading.Event(), time.monotonic()
 
-        def line(more: str) -> None:
-            if time.monotonic() - told[0] >= LINE_EVERY_S:
-                told[0] = time.monotonic()
-                print(f"steptime: {what}: {more}", file=sys.stderr, flush=True)
+        def lines() -> None:
+            while not done.wait(LINE_EVERY_S):
+                print(f"steptime: {what}: {told[0] or f'{time.monotonic() - began:.0f} s'}", file=sys.stderr, flush=True)
 
-        yield line
+        threading.Thread(target=lines, daemon=True).start()
+        try:
+            yield lambda more: told.__setitem__(0, more)
+        finally:
+            done.set()
         return
     from rich.console import Console
 

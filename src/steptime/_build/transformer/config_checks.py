@@ -62,7 +62,15 @@ _SWITCHES = ("tied_head", "causal", "checkpointing", "fused", "qk_norm")
 _MOST = 2**31
 # Six times the widest that was published (MT-NLG 530B, arXiv 2201.11990: 20,480).
 _WIDEST = 1 << 17
-_MOST_OF = {"width": _WIDEST, "pad_vocab": _WIDEST, "head_width": MOST_WIDTH, "feed_forward": 4 * MOST_WIDTH}
+# Sixteen times the largest that was published (XLM-V, arXiv 2301.10472: a million tokens).
+_MOST_WORDS = 1 << 24
+_MOST_OF = {
+    "width": _WIDEST,
+    "vocabulary": _MOST_WORDS,
+    "pad_vocab": _WIDEST,
+    "head_width": MOST_WIDTH,
+    "feed_forward": 4 * MOST_WIDTH,
+}
 # Ten times the largest that was ever published, of two million million: an optimizer's step is laid out chunk by chunk.
 _MOST_PARAMETERS = 2 * 10**13
 # A layer of one accumulated part takes about half a megabyte while a program is built.
