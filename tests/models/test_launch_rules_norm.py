@@ -123,8 +123,8 @@ def test_sums_of_a_group_norm_of_rows_read_its_elements_and_are_timed_as_those_o
     assert [sum(read.nbytes for read in launch.reads) for launch in (sums, weights)] == [2 * x.nbytes] * 2
     assert (sums.timed_as, weights.timed_as) == ("ComputeBackwardFusedParamsCUDAKernel", "GammaBetaBackwardCUDAKernel2")
     # A warp for each group of a sample; 32 samples of 32 channels at a time.
-    assert sums.grids[1] == (512 * 4, 1.0)
-    assert weights.grids == ((1.0, 16), (2, 1.0))
+    assert list(sums.grids)[1] == (512 * 4, 1.0)
+    assert list(weights.grids) == [(1.0, 16), (2, 1.0)]
 
 
 @pytest.mark.parametrize(
