@@ -374,9 +374,10 @@ class _HostWalk:
             return 0
         kept = self.names[row : self.table.last[row] + 1].count(_KEPT_AGAIN)
         calls = _REENTRANT if nested >= 0 else (_CHECKPOINT + _KEPT * kept) * bool(kept)
-        if calls:
-            self.add(Piece.FUNCTION, row, HostCost(calls * self.model.op("aten::add_")[0].cpu_ns))
-        return again if calls or _is_python(self.names[row]) else 0
+        if not calls:  # a function of somebody's own, whose Python is charged as a whole
+            return 0
+        self.add(Piece.FUNCTION, row, HostCost(calls * self.model.op("aten::add_")[0].cpu_ns))
+        return again
 
     def _frame(self, row: int, frame: Frame) -> None:
         """What PyTorch's compiler made: a frame and what is inside it, or a CUDA graph as a whole."""
