@@ -107,7 +107,8 @@ def test_every_control_moves_the_answer_or_says_why_not(chromium: Browser, serve
     page = opened(chromium, server)
     page.execute_script("for (const each of document.querySelectorAll('#controls details')) each.open = true")
     described: list[dict[str, Any]] = page.execute_async_script(
-        "fetch('/api/controls').then((found) => found.json()).then((found) => arguments[0](found.controls))"
+        "const headers = { 'x-steptime-token': sessionStorage.getItem('steptime-token') };"
+        "fetch('/api/controls', { headers }).then((found) => found.json()).then((found) => arguments[0](found.controls))"
     )
     before = command(page)
     assert len(described) > 15

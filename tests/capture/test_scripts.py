@@ -121,7 +121,7 @@ def test_one_iteration_of_an_ordinary_script_is_found(run: Run, tmp_path: Path) 
     assert "aten::stack" not in calls  # loading
     assert sum(name == "aten::copy_" for name in calls) == 2  # the batch goes to the device
     assert any("making the model and loading data are not part" in said for said in outcome.messages)
-    assert any("2 workers of a data loader" in said for said in outcome.messages)
+    assert any("workers of a data loader (num_workers=2)" in said for said in outcome.messages)
     assert not (tmp_path / "checkpoint.pt").exists()
 
 

@@ -99,6 +99,8 @@ def test_the_command_writes_text_json_and_a_page(tmp_path: Path, capsys: pytest.
     assert run(["diff", one, one, "--after", "1xh200", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert sum(found["parts"].values()) == pytest.approx(found["total_ms"], abs=1e-4)
+    assert run(["diff", one, one, "--html", str(other)]) == 0
+    assert "all others" not in capsys.readouterr().out + other.read_text(encoding="utf-8")  # of parts that are all zero
     assert run(["diff", one, str(tmp_path / "nothing")]) == 2
     assert "nothing" in capsys.readouterr().err
 

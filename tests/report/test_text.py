@@ -18,7 +18,7 @@ from steptime._report.answers import Replayed
 from steptime._report.inspection import inspect_workload, print_inspection
 from steptime._report.layout import print_line, print_notices, print_numbers
 from steptime._report.text import print_prediction, print_replay
-from steptime._report.words import signed_percent, step_words, time_ms, with_unit
+from steptime._report.words import signed_percent, source_words, step_words, time_ms, with_unit
 from steptime._sim.prediction import PredictedStep, predict
 from steptime._sim.recorded.replay import replay
 
@@ -177,6 +177,13 @@ def test_names_from_traces_cannot_steer_the_terminal() -> None:
 )
 def test_an_error_of_nothing_has_no_sign(share: float, said: str) -> None:
     assert signed_percent(share) == said
+
+
+def test_sources_of_no_share_are_not_named() -> None:
+    assert source_words({"analytic": 0.9999, "fallback": 1e-4}) == "100 % analytic"
+    assert source_words({"fitted": 0.6, "fallback": 0.4, "out_of_range": 0.1}) == (
+        "60 % fitted, 40 % fallback; 10 % of it beyond the fitted range"
+    )
 
 
 @pytest.mark.parametrize("width", range(60, 80))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from tests.api.answer_schema import wrong_in
 
 import steptime
 from steptime._cli.app import run
+from steptime._report.whatif import print_suggestions
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -87,3 +90,15 @@ def test_the_command_prints_what_the_function_gives(capsys: pytest.CaptureFixtur
     assert "set_float32_matmul_precision" in out
     assert run(["whatif", str(EXAMPLES / "configs" / "gpt2.toml")]) == 2
     assert "--platform" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_long_names_of_changes_cut_no_number(width: int) -> None:
+    """`sync:cudaEventSynchronize remove` left no room for the columns behind it."""
+    answer, text = steptime.whatif(EXAMPLES / "prefetch_sync"), io.StringIO()
+    print_suggestions(Console(file=text, width=width, highlight=False), answer)
+    assert "…" not in text.getvalue()
+    for saving in (*answer.savings, *answer.headroom):
+        low, high = saving.interval_ms
+        assert f"{-saving.saves_ms:+.3f}" in text.getvalue()
+        assert f"{-high:+.3f} to {-low:+.3f}" in text.getvalue()

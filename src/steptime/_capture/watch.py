@@ -210,9 +210,8 @@ def tamed(said: dict[str, None]) -> Iterator[None]:
 
     def alone(self: Any) -> Any:
         if self.num_workers:
-            said[
-                Basis(f"the {self.num_workers} workers of a data loader were not started; batches were made in the script")
-            ] = None
+            workers = f"workers of a data loader (num_workers={self.num_workers})"
+            said[Basis(f"{workers} were not started; batches were made in the script")] = None
         self.__dict__.update(num_workers=0, timeout=0)
         return _SingleProcessDataLoaderIter(self)
 

@@ -162,7 +162,7 @@ def _listed(found: Difference) -> Iterator[tuple[str, float]]:
             yield name.replace("_", " "), value
         else:
             small += value
-    if found.parts and (small or all(abs(value) < least for value in found.parts.values())):
+    if time_ms(abs(small)) != time_ms(0.0):
         yield SMALL_PARTS, small
 
 

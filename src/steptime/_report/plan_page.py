@@ -44,10 +44,11 @@ def _sections(planned: Planned) -> list[Markup]:
     if planned.comparison is not None:
         longer = table("Parts of the difference", ("Part", "ms longer"), difference_cells(planned))
         sections.append(section("Why it beats the second", difference_words(planned), longer))
-    front = table("Fastest first", ("Layout", "Step, ms", "Memory"), front_cells(planned))
+    named = [(str(each.layout), *cells[1:]) for each, cells in zip(found.front, front_cells(planned), strict=True)]
+    front = table("Fastest first", ("Layout", "Step, ms", "Memory"), named)
     return [
         *sections,
-        section("Best layouts", "and where their steps go", _legend(), _layouts(planned)),
+        section("Best layouts", "and where their steps go", _legend(planned), _layouts(planned)),
         section("Time against memory", FRONT_NOTE, front),
         section("Search", "", tag("p", searched_words(planned))),
     ]
@@ -78,8 +79,11 @@ def _summary(planned: Planned) -> Markup:
     )
 
 
-def _legend() -> Markup:
-    return tag("p", *(tag("span", swatch(style), f" {name} ") for name, style in _STYLES.items()), class_="legend")
+def _legend(planned: Planned) -> Markup:
+    """Of the parts that the shown layouts have."""
+    there = {name for each in planned.found.played[:SHOWN] for name, value in each.parts_ns.items() if value > 0}
+    shown = ((name, style) for name, style in _STYLES.items() if name in there)
+    return tag("p", *(tag("span", swatch(style), f" {name} ") for name, style in shown), class_="legend")
 
 
 def _layouts(planned: Planned) -> Markup:

@@ -15,7 +15,18 @@ from steptime._files import write_output
 from steptime._report.answers import Prediction, plain, table_of
 from steptime._report.html.page import page
 from steptime._report.json import SCHEMA_VERSION, Document, prediction_document
-from steptime._report.layout import body_width, grid, literal, print_body, print_line, print_notices, print_section, width_of
+from steptime._report.layout import (
+    Paragraph,
+    body_width,
+    grid,
+    literal,
+    print_body,
+    print_line,
+    print_notices,
+    print_numbers,
+    print_section,
+    width_of,
+)
 from steptime._report.text import print_header, print_prediction, print_verdict
 from steptime._report.verdict import Verdict, verdict_of
 from steptime._report.words import percent, span_words, time_ms
@@ -29,7 +40,8 @@ if TYPE_CHECKING:
 
 # Of a critical path, what is worth naming.
 _WORTH_SAYING = 0.05
-_NAME_AT_LEAST = 18
+# Columns for the name of a change, and for the path that it leaves, side by side.
+_WORDS_AT_LEAST = 18
 
 
 @dataclass(frozen=True, repr=False)
@@ -187,7 +199,7 @@ def print_suggestions(console: Console, answer: Suggestions) -> None:
 
 def _print_meanings(console: Console, meanings: Mapping[str, str]) -> None:
     table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True, max_width=body_width(console) // 2)
+    table.add_column(overflow="fold", max_width=body_width(console) // 2)
     table.add_column(overflow="fold", style="dim")
     for change, meaning in meanings.items():
         table.add_row(literal(change), literal(meaning))
@@ -195,24 +207,24 @@ def _print_meanings(console: Console, meanings: Mapping[str, str]) -> None:
 
 
 def _print_savings(console: Console, savings: Sequence[Saving], names: Mapping[str, str]) -> None:
-    heads = tuple(Text(head, "dim") for head in ("step, ms", "change", "90 % interval", "samples/s"))
+    heads = ("", "step, ms", "change", "90 % interval", "samples/s", "critical path then")
     rows: list[tuple[Text, ...]] = []
     for saving in savings:
         low, high = saving.interval_ms
-        span = Text(f"{_signed(-high)} to {_signed(-low)}", "dim")
-        faster = Text(_percent(saving.speedup - 1))
-        rows.append((Text(_signed(-saving.saves_ms), "bold"), Text(_percent(-saving.share)), span, faster))
-    room = body_width(console) - width_of([heads, *rows])
-    said = [literal(names.get("; ".join(saving.changes), "; ".join(saving.changes))) for saving in savings]
-    widest = min(max(text.cell_len for text in said), max(room * 2 // 3, _NAME_AT_LEAST))
-    table = grid("left", "right", "right", "right", "right", "left")
-    table.add_row(Text(), *heads, Text("critical path then", "dim"))
-    for text, numbers, saving in zip(said, rows, savings, strict=True):
+        changes = "; ".join(saving.changes)
         path = ", ".join(f"{kind} {percent(share)}" for kind, share in saving.path.items() if share >= _WORTH_SAYING)
-        leads = Text(path, "dim")
-        text.truncate(widest, overflow="ellipsis")
-        leads.truncate(max(room - widest - 2, _NAME_AT_LEAST), overflow="ellipsis")
-        table.add_row(text, *numbers, leads)
+        span = Text(f"{_signed(-high)} to {_signed(-low)}", "dim")
+        numbers = (Text(_signed(-saving.saves_ms), "bold"), Text(_percent(-saving.share)), span)
+        rows.append((literal(names.get(changes, changes)), *numbers, Text(_percent(saving.speedup - 1)), Text(path, "dim")))
+    titles = tuple(Text(head, "dim") for head in heads)
+    if body_width(console) - width_of([row[1:-1] for row in (titles, *rows)]) < 2 * _WORDS_AT_LEAST:
+        print_numbers(console, heads, rows)
+        return
+    table = grid("left", "right", "right", "right", "right", "left")
+    for words in (table.columns[0], table.columns[-1]):
+        words.no_wrap, words.overflow = False, "fold"
+    for *cells, path_then in (titles, *rows):
+        table.add_row(*cells, Paragraph(path_then))
     print_body(console, table)
 
 

@@ -205,7 +205,9 @@ def path_ranks_words(path: PathSummary) -> str:
 
 def source_words(coverage: Mapping[str, float]) -> str:
     """Where durations come from; what is beyond the fitted range is a part of these."""
-    shares = ", ".join(f"{percent(share)} {source}" for source, share in coverage.items() if source != OUT_OF_RANGE)
+    shares = ", ".join(
+        f"{percent(share)} {source}" for source, share in coverage.items() if source != OUT_OF_RANGE and share >= _WORTH_SAYING
+    )
     outside = coverage.get(OUT_OF_RANGE, 0.0)
     return f"{shares}; {percent(outside)} of it beyond the fitted range" if outside >= _WORTH_SAYING else shares
 

@@ -9,7 +9,7 @@ from steptime._report.html.markup import Markup, bar, swatch, table, tag
 from steptime._report.html.static import section, static_page
 from steptime._report.html.summary import verdict_summary
 from steptime._report.shard.text import day_cells, gain_words, kinds_words, speed_lines
-from steptime._report.words import time_ms
+from steptime._report.words import percent, time_ms
 from steptime._shard.days import Days
 from steptime._shard.explain import Explained, RankLoad
 from steptime._shard.search import Option, Searched
@@ -87,7 +87,7 @@ def _ranks(ranks: Sequence[RankLoad]) -> Markup:
             f"{name} {time_ms(value)} ms" for (_, name), value in zip(_PARTS, times, strict=True)
         )
         picture = bar([(value / longest, f"family {style}") for (style, _), value in zip(_PARTS, times, strict=True)], label)
-        memory = f"{size_words(rank.used_bytes)} ({rank.used_bytes / rank.limit_bytes:.0%})"
+        memory = f"{size_words(rank.used_bytes)} ({percent(rank.used_bytes / rank.limit_bytes)})"
         rows.append((str(rank.rank), picture, str(rank.shards), str(rank.columns), *map(time_ms, times), memory))
     heads = ("Rank", "", "shards", "columns", *(name for _, name in _PARTS), "memory")
     return table("What every rank does, milliseconds per step", heads, rows, words=(0, 1))

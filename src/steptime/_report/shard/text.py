@@ -14,7 +14,7 @@ from steptime._report.layout import print_heading, print_line, print_notices, pr
 from steptime._report.shard.document import evaluated_notices
 from steptime._report.text import print_verdict, print_verdict_lines
 from steptime._report.verdict import verdict_of
-from steptime._report.words import interval_words, power_words, rate, time_ms
+from steptime._report.words import interval_words, percent, power_words, rate, time_ms
 from steptime._shard.days import ROBUST, Days
 from steptime._shard.explain import Explained, PlanReasons, RankLoad, Reason
 from steptime._shard.given_plans import GivenPlan
@@ -95,7 +95,10 @@ def day_cells(days: Days) -> list[tuple[str, ...]]:
     return [
         (
             plan.name if plan.name == ROBUST else f"best of {plan.name}",
-            *(f"{time_ms(ms(step))} ({loss:+.1%})" for step, loss in zip(plan.steps_ns, days.losses(plan), strict=True)),
+            *(
+                f"{time_ms(ms(step))} ({100 * loss:+.1f} %)"
+                for step, loss in zip(plan.steps_ns, days.losses(plan), strict=True)
+            ),
             time_ms(ms(plan.objective_ns)),
         )
         for plan in days.plans
@@ -155,7 +158,8 @@ def gain_words(why: Explained) -> str:
     # 2.6 of 4.0 % on average (docs/sharding.md): the best of many plans is also the one that errors flatter most.
     sure = "larger than its uncertainty (of the gains predicted for 80 measured tasks, two thirds came true)"
     sure = sure if gain.sure else "within its uncertainty: either plan may be the faster one"
-    return f"{gain.share:.1%} over the best usual rule ({gain.rule}); 90 % interval {low:.1%} to {high:.1%}: {sure}"
+    interval = f"90 % interval {100 * low:.1f} to {100 * high:.1f} %"
+    return f"{100 * gain.share:.1f} % over the best usual rule ({gain.rule}); {interval}: {sure}"
 
 
 def _header(console: Console, task: Task, platform: str) -> None:
@@ -199,7 +203,7 @@ def _ranks(ranks: Sequence[RankLoad]) -> list[list[str]]:
 
 def _cells(one: RankLoad) -> list[str]:
     times = (one.forward_ns, one.backward_ns, one.exchange_ns, one.waiting_ns)
-    memory = (size_words(one.used_bytes), f"{one.used_bytes / one.limit_bytes:.0%}")
+    memory = (size_words(one.used_bytes), percent(one.used_bytes / one.limit_bytes))
     return [str(one.shards), str(one.columns), *(time_ms(ms(value)) for value in times), *memory]
 
 

@@ -162,7 +162,7 @@ def _guesses(program: Program, unknown: Sequence[OpWork], works: Sequence[OpWork
         if guessed:
             most = _most_common(program, guessed, 5)
             share = sum(work.estimate.time_ns for work in guessed) / total_ns
-            yield _weighed(share, f"{what} {len(guessed)} ops, {share:.1%} of the kernels' time ({most}); {how}")
+            yield _weighed(share, f"{what} ops of {100 * share:.1f} % of the kernels' time ({most}); {how}")
 
 
 def _weighed(share: float, text: str) -> str:
@@ -196,7 +196,7 @@ def _unmeasured_switches(program: Program, works: Sequence[OpWork]) -> Iterator[
         if concerned:
             share = sum(work.estimate.time_ns for work in concerned) / total_ns
             most = _most_common(program, concerned, 3)
-            text = f"{what} {share:.1%} of the kernels' time ({most}): {known}"
+            text = f"{what} {100 * share:.1f} % of the kernels' time ({most}): {known}"
             yield Basis(text) if switch == "benchmark" else _weighed(share, text)
 
 
