@@ -150,7 +150,7 @@ def _called(step: PredictedStep) -> str:
 
 def signed_ms(value: float) -> str:
     """Milliseconds with their sign."""
-    return f"{'-' if value < 0 else '+'}{time_ms(abs(value))}"
+    return f"{'-' if round(value, 3) < 0 else '+'}{time_ms(abs(value))}"
 
 
 def _listed(found: Difference) -> Iterator[tuple[str, float]]:
