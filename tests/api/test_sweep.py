@@ -85,6 +85,24 @@ def test_the_best_fit_and_no_variant_of_a_front_is_beaten() -> None:
     assert hour == pytest.approx(8 * {"8xh200-nvlink": 4, "8xa100-nvlink": 1}[best.settings["platform"]], rel=1e-3)
 
 
+def test_variants_as_fast_and_as_large_as_each_other_are_both_on_the_front() -> None:
+    """Two platforms on which the host binds the step: one had the mark, the other was said to be beaten."""
+    found = steptime.sweep(EXAMPLES / "configs" / "gpt2.toml", ["1xh100", "1xh200"], settings={"layers": 2})
+    one, other = found.variants
+    assert (one.speed, one.peak_bytes) == (other.speed, other.peak_bytes)
+    assert {id(each) for each in found.front()} == {id(one), id(other)}
+
+
+def test_what_all_variants_say_stands_before_what_some_say() -> None:
+    found = steptime.sweep(
+        EXAMPLES / "configs" / "gpt2.toml", ["1xa100", "1xh100"], settings={"layers": 2, "precision": ["bf16", "tf32"]}
+    )
+    common = ["platform" not in text for text in found.notices.basis]
+    assert any(common)
+    assert not all(common)
+    assert common == sorted(common, reverse=True)
+
+
 def test_what_barely_fits_is_said_beside_the_best_that_has_room() -> None:
     """Peaks are predicted to within some percent: the fastest of all may not fit, and a table that drops this misleads."""
     found = small()

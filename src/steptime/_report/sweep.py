@@ -266,7 +266,8 @@ class Predictions(Sequence["Prediction"]):
         least = float("inf")
         for each in sorted(self.fitting, key=lambda each: (-each.speed, amounts[id(each)] or 0)):
             amount = amounts[id(each)]
-            if amount is not None and amount < least:
+            as_good = found and each.speed == found[-1].speed and amount == least
+            if amount is not None and (amount < least or as_good):
                 found.append(each)
                 least = amount
         return tuple(found)
@@ -312,7 +313,7 @@ class Predictions(Sequence["Prediction"]):
             if len(there) < len(known):
                 shown = ", ".join(value_words(value) for value in [*there.values()][:_VALUES_NAMED])
                 words.append(f"{name} {shown}{', ...' * (len(there) > _VALUES_NAMED)}")
-        return f"{len(alike):,} variants, " * (len(those) > len(alike) > 1) + ("; ".join(words) or "all")
+        return f"{len(alike):,} variants, " * (len(those) > len(alike) > 1) + (" and ".join(words) or "all")
 
     def to_dict(self) -> Document:
         """What `steptime sweep --json` writes."""
@@ -376,7 +377,7 @@ def shared_notices(variants: Sequence[_Variant], which: Callable[[Sequence[_Vari
     for each in variants:
         for text in each.notices:
             found.setdefault((type(text), text), []).append(each)
-    for (kind, text), those in found.items():
+    for (kind, text), those in sorted(found.items(), key=lambda item: len(item[1]) < len(variants)):
         yield kind(text if len(those) == len(variants) else f"{which(those)}: {text}")
 
 
