@@ -247,6 +247,26 @@ def test_variants_are_saved_shown_again_and_removed(chromium: Browser, server: S
     assert not page.find_element(By.ID, "saved").is_displayed()
 
 
+def test_a_step_that_does_not_fit_fits_with_a_remedy_applied(chromium: Browser) -> None:
+    server = Server(str(CONFIGS / "gpt2-ddp.toml"), "--platform", "8xh100-nvlink")
+    page = opened(chromium, server)
+    type_in(control(page, "batch").find_element(By.CSS_SELECTOR, "input:not([type=range])"), "8192")
+    settle(page)
+    summary = page.find_element(By.ID, "summary")
+    assert summary.text.startswith("Does not fit")
+    wait(page, lambda: page.find_elements(By.CSS_SELECTOR, "#summary .helps .find"))
+    page.find_element(By.CSS_SELECTOR, "#summary .helps .find").click()
+    settle(page)
+    assert summary.text.startswith("Fits")
+    fits = command(page)
+    page.refresh()
+    settle(page)
+    assert command(page) == fits
+    assert "--set" in fits
+    assert "token" not in page.current_url
+    assert server.end() == 130
+
+
 def test_the_keyboard_reaches_everything_and_shows_where_it_is(chromium: Browser, server: Server) -> None:
     page = opened(chromium, server)
     page.find_element(By.TAG_NAME, "body").send_keys(Keys.HOME)

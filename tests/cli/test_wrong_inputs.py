@@ -123,3 +123,10 @@ def test_a_product_beyond_its_model_is_a_labelled_guess(capsys: pytest.CaptureFi
     answer = json.loads(capsys.readouterr().out)
     assert answer["coverage"]["fallback"] > 0
     assert answer["step_time_ms"] > 1e6
+
+
+def test_a_script_that_is_not_there_is_refused_before_it_is_said_to_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refusal(tmp_path, {}, ["predict", str(tmp_path / "no.py"), "--platform", "1xh100"], capsys)
+    assert "/no.py: no such file" in line

@@ -158,7 +158,7 @@ def announce(source: str, *, quiet: bool) -> None:
     """Says what running a script means, before it runs."""
     from steptime._api.read import is_script
 
-    if is_script(source):
+    if is_script(source) and Path(source).is_file():
         from steptime._capture.launch import announcement
 
         print(announcement(source), file=sys.stderr if quiet else sys.stdout, flush=True)

@@ -32,6 +32,7 @@ from steptime._program.one_step import OneStep, one_step
 from steptime._program.program import Program, WorkKind
 from steptime._program.workload import Workload
 from steptime._sim.core.timing import Cohort
+from steptime._sim.explain.critical_path import short_kernel_name
 from steptime._sim.modelled.collective_work import collective_work
 from steptime._sim.modelled.device_work import device_work
 from steptime._sim.modelled.issue import DeviceWork, Issued, OpWork
@@ -228,7 +229,7 @@ def _says(program: Program, unanswered: Sequence[int], carried: CarriedKernels, 
         if kernel_family(kernel) is WorkFamily.GENERATED:
             generated[bool(moved_by_op(program, op))] += took_ns
         elif not crosses_link(kernel):
-            times[kernel if op < 0 else program.names[int(program.ops.name[op])]] += took_ns
+            times[short_kernel_name(kernel) if op < 0 else program.names[int(program.ops.name[op])]] += took_ns
     where = f" on {program.device_name}" if program.device_name else ""
     name, says = device.limits.name, list[str]()
     if times:
