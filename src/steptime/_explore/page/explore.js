@@ -92,7 +92,7 @@ async function helps(values) {
   if (!summary || shown.values !== values) return;
   fill("summary", summary);
   document.querySelectorAll("#summary .helps li").forEach((item, i) => {
-    if (remedies[i]) item.append(" ", made("button", { type: "button", class: "find", onclick: () => { controls.take(remedies[i]); ask(); } }, "Apply"));
+    if (remedies[i]) item.append(" ", made("button", { type: "button", onclick: () => { controls.take(remedies[i]); ask(); } }, "Apply"));
   });
 }
 
