@@ -254,10 +254,12 @@ def test_a_step_that_does_not_fit_fits_with_a_remedy_applied(chromium: Browser) 
     settle(page)
     summary = page.find_element(By.ID, "summary")
     assert summary.text.startswith("Does not fit")
+    assert "If there were room\nSamples/s" in summary.text
     wait(page, lambda: page.find_elements(By.CSS_SELECTOR, "#summary .helps button"))
     page.find_element(By.CSS_SELECTOR, "#summary .helps button").click()
     settle(page)
     assert summary.text.startswith("Fits")
+    assert "\nResult\n" not in summary.text
     fits = command(page)
     page.refresh()
     settle(page)
