@@ -266,8 +266,8 @@ class _HostWalk:
     def _warnings(self) -> tuple[str, ...]:
         if not self.unknown or self.unknown_ns < WORTH_SAYING * sum(item.cost.cpu_ns for item in self.spent):
             return ()
-        most = ", ".join(f"{name} ({count})" for name, count in self.unknown.most_common(5))
-        return (Basis(f"host costs of ops that were never measured ({len(self.unknown)} names), as of their class: {most}"),)
+        most = ", ".join(f"{name} ({count})" for name, count in self.unknown.most_common(5)) + ", ..." * (len(self.unknown) > 5)
+        return (Basis(f"host costs of ops that were never measured, as of their class: {most}"),)
 
     def visit(self, row: int) -> None:
         """One op in its phase, with all inside it."""
