@@ -248,11 +248,13 @@ class _Values:
         storage = self._storage_of(value, later=not of_host)
         while storage in self._same:
             storage = self._same[storage]
+        tensor = None if value.id is None else _numbered(self._tensors, value.id)
         if of_host:
+            if value.storage is None:  # sparse: its memory is that of its parts
+                return replace(value, id=tensor)
             if storage is None:  # made on the way within an op; the next one takes its memory
                 return replace(value, id=None, storage=None)
-            return replace(value, id=_numbered(self._tensors, value.id), storage=self._number("cpu", storage))
-        tensor = None if value.id is None else _numbered(self._tensors, value.id)
+            return replace(value, id=tensor, storage=self._number("cpu", storage))
         if storage is not None:
             number = self._number(_DEVICE, storage)
         else:
