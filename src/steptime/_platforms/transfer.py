@@ -281,11 +281,12 @@ class Transfer:
             return 0.0
         published = self.basis.attention_flop_per_s.get(direction)
         there, where = (limits.peak_flop_per_s[limits.rated(question.call.dtype)].value for limits in (self.there, self.here))
+        most = there * self.here.reach.peak.value  # no more of it than the largest products
         if published is not None and kind in _AS_PUBLISHED:
-            return min(published.value, there)
+            return min(published.value, most)
         here = self.here.reach.attention_flop_per_s[kind][direction].value
         if kind != "cudnn":
-            return min(here / self._slower, math.inf if published is None else published.value, there)
+            return min(here / self._slower, math.inf if published is None else published.value, most)
         return here * there / where
 
     def lookups(self, lookups: Sequence[Lookup], known: Sequence[LookupEstimate]) -> list[LookupEstimate]:
