@@ -7,6 +7,7 @@ import math
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -202,6 +203,15 @@ def test_a_number_that_no_card_has_is_one_line(tmp_path: Path, key: str, value: 
     with pytest.raises(InputError, match=f"not a power model .{key} is") as caught:
         PowerModel.read(file)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "lost"), [("active_w", "other"), ("elasticity", "other"), ("flop_j", "float32")])
+def test_a_power_model_without_what_stands_for_others_is_refused(name: str, lost: str, tmp_path: Path) -> None:
+    file = tmp_path / "h200-power.json"
+    changes: dict[str, Any] = {name: {key: value for key, value in getattr(H200, name).items() if key != lost}}
+    replace(H200, **changes).write(file)
+    with pytest.raises(InputError, match=f"{name} lacks '{lost}'"):
+        PowerModel.read(file)
 
 
 def test_a_card_that_gives_power_at_rest_is_refused(tmp_path: Path) -> None:

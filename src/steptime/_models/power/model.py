@@ -41,7 +41,7 @@ _AS_TF32 = ("convolution", "attention")
 LOWEST_CLOCK = 0.25
 # How far off the energy of an operation may be on a card of another kind: standard deviation of its logarithm, a prior.
 CARRIED_ERROR = 0.25
-_OTHER = "other"
+_BY_FAMILY, _OTHER = ("active_w", "elasticity"), "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,12 @@ class PowerModel:
             numbers = value.values() if each.type.startswith("Mapping[str, float]") else [value]
             if each.type not in ("str", "Mapping[str, Any]") and not all(map(_plausible, numbers)):
                 raise ValueError(f"{each.name} is {value!r:.60}")
+        for name, known, needed in (
+            ("flop_j", self.flop_j, "float32"),
+            *((name, getattr(self, name), _OTHER) for name in _BY_FAMILY),
+        ):
+            if needed not in known:
+                raise ValueError(f"{name} lacks {needed!r}")
         if not (self.cap_w > 0 and self.tensor_clock > 0 and 0 < self.base_w < self.peak * self.cap_w):
             raise ValueError(f"{self.base_w:.0f} W at rest, expected more than 0 and less than the cap of {self.cap_w:g} W")
 
