@@ -116,7 +116,7 @@ def test_a_sweep_is_predictions_one_by_one() -> None:
     ]  # fmt: skip
     assert [dict(each.settings)["ranks"] for each in found.left_out] == [4, 4]
     assert len(found.warnings) == 1  # a line for a reason
-    assert "platform 2xh200-nvlink; ranks 4: dlrm-small has 4 ranks, platform 2xh200-nvlink 2" in found.warnings[0]
+    assert "platform 2xh200-nvlink and ranks 4: dlrm-small has 4 ranks, platform 2xh200-nvlink 2" in found.warnings[0]
     for each in found.variants:
         alone = steptime.predict(SMALL, each.settings["platform"], batch=each.settings["batch"], ranks=each.settings["ranks"])
         assert each.prediction.to_dict() == alone.to_dict()

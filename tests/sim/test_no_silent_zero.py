@@ -73,7 +73,7 @@ def test_ops_without_usable_arguments_are_counted(tmp_path: Path, key: str) -> N
     workload = changed(tmp_path, "rank0.et.json.gz", emptied(key))
     busy, said = busy_ms(workload)
     assert busy > 0.0
-    assert "no usable arguments are recorded of 105 ops" in said and "% of the kernels' time (aten::copy_ (26)" in said
+    assert "no usable arguments are recorded of ops of " in said and "% of the kernels' time (aten::copy_ (26)" in said
     with pytest.raises(InputError, match=r"has no model on h200-quarter \(rank 0, 105 such calls\)"):
         predict_on(workload, Platform.load(QUARTERS), strict=True)
 

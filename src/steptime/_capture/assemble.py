@@ -248,13 +248,12 @@ class _Values:
         storage = self._storage_of(value, later=not of_host)
         while storage in self._same:
             storage = self._same[storage]
+        sparse = value.storage is None  # its memory is that of its parts
+        if of_host and not sparse and storage is None:  # made on the way within an op; the next one takes its memory
+            return replace(value, id=None, storage=None)
         tensor = None if value.id is None else _numbered(self._tensors, value.id)
         if of_host:
-            if value.storage is None:  # sparse: its memory is that of its parts
-                return replace(value, id=tensor)
-            if storage is None:  # made on the way within an op; the next one takes its memory
-                return replace(value, id=None, storage=None)
-            return replace(value, id=tensor, storage=self._number("cpu", storage))
+            return replace(value, id=tensor, storage=None if sparse or storage is None else self._number("cpu", storage))
         if storage is not None:
             number = self._number(_DEVICE, storage)
         else:
