@@ -49,7 +49,7 @@ def test_many_damaged_inputs_give_an_answer_or_one_clear_line(kind: str) -> None
 
 # Cases that failed once, one of each cause.
 MENDED = (
-    ("compile-config", 107), ("compile-value", 1), ("compiled-saved", 59), ("compiled-saved", 80),
+    ("compile-config", 107), ("compile-value", 1), ("compiled-saved", 59), ("compiled-saved", 80), ("days", 105),
     ("fabric", 1348), ("fitted-host", 66), ("fitted-host", 193), ("measured-fabric", 580), ("near-dlrm", 1073),
     ("near-dlrm", 1142), ("options", 444), ("options", 744), ("options", 976), ("options", 1160), ("saved", 538),
     ("transformer", 1530), ("transformer", 1774), ("near-transformer", 1560),

@@ -213,7 +213,8 @@ def _rows_of_many(means: Floats, rows: Floats, few: Floats) -> Floats:
     at_most[stops - 1] = 1.0
     gained = np.maximum(np.diff(at_most), 0.0) * np.repeat(rows, widths)[1:]  # the two formulas do not quite meet
     gained[stops[:-1] - 1] = 0.0  # from one group to the next
-    result: npt.NDArray[Any] = np.bincount(ends[:-1], weights=gained, minlength=len(_MANY))
+    result: npt.NDArray[Any] = np.bincount(ends[:-1], weights=gained, minlength=len(_MANY))[: len(_MANY)]
+    result[-1] += rows[firsts == len(_MANY)].sum()  # looked up more often than any bin says
     return result
 
 
